@@ -54,7 +54,7 @@ class Provenance:
     def from_json(cls, text: str) -> Provenance:
         """Read `to_json`'s form. Raises SpecError."""
         try:
-            provenance = cls(**json.loads(text))
+            provenance = cls(**files.parse_json(text))
         except (TypeError, ValueError) as error:
             raise SpecError(f"the ONNX file says in a damaged form where it comes from ({error}); export it again") from None
         _check_types("the provenance in the ONNX file", provenance, _PROVENANCE_TYPES)
@@ -501,10 +501,7 @@ def check_digest(path: Path, sha256: str, size: int | None = None) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise SpecError(f"'{path}' does not exist; '{path.parent}' is not a detrt bundle. Make one with: detrt build")
-    try:
-        data = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise SpecError(f"'{path}' cannot be read as JSON ({error}); build it again with detrt build") from None
+    data = files.read_json(path, "manifest", advice="build it again with detrt build")
     if not isinstance(data, dict):
         raise SpecError(f"'{path}' must hold a JSON object; got {type(data).__name__}; build it again")
     return data

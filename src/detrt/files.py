@@ -1,4 +1,5 @@
-"""Writes of files and folders that are whole or not there, also after kill -9 and a power cut, and their digests."""
+"""Writes of files and folders that are whole or not there, also after kill -9 and a power cut, their digests, and the one reader of the text and
+JSON files that people write."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import codecs
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -13,12 +15,105 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from .errors import OutputError
+from .errors import DetrtError, OutputError, SpecError
 
 TEMPORARY = ".tmp"  # ends the names of what is not finished
 _TEMPORARY_NAME = re.compile(r"\.(.+)\.[0-9a-f]{8}" + re.escape(TEMPORARY))
 _FOLDER = "cannot write '{}': a folder has that name; give another output path"
+
+
+_LONGEST_TEXT, _LONGEST_JSON = 16 << 20, 2 << 30  # bytes; annotations of large data sets have hundreds of megabytes
+# UTF-32 first: its mark starts with that of UTF-16.
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_LINE_END = re.compile("\r\n|\r|\n")
+
+
+def read_text(
+    path: Path | str | os.PathLike, what: str, error: type[DetrtError] = SpecError, *, most: int = _LONGEST_TEXT
+) -> str:
+    """A text file: UTF-8, with a byte order mark or without one, or UTF-16 or UTF-32 with theirs.
+
+    Args:
+        what: the file in messages, e.g. "labels file". error: the kind to raise. most: bytes that are read.
+
+    Raises:
+        DetrtError: of the kind `error`: missing, too large, or not text.
+    """
+    path = Path(path)
+    try:
+        if path.stat().st_size > most:
+            raise error(f"the {what} '{path}' has {path.stat().st_size} bytes; at most {most} are read: give a text file")
+        return decode_text(path.read_bytes())
+    except FileNotFoundError:
+        raise error(f"there is no {what} '{path}'; check the path") from None
+    except OSError as failure:
+        raise error(f"the {what} '{path}' cannot be read: {failure.strerror}; give a text file") from None
+    except UnicodeError as failure:
+        raise error(f"the {what} '{path}' is not UTF-8 text ({failure}); save it as UTF-8") from None
+
+
+def decode_text(data: bytes) -> str:
+    """The text of a file's bytes, without its byte order mark. Raises UnicodeError for what is no text."""
+    encoding = next((name for mark, name in _MARKS if data.startswith(mark)), "utf-8")
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as failure:
+        raise UnicodeError(f"{failure.reason} at byte {failure.start}") from None
+    if "\0" in text:
+        raise UnicodeError("it has zero bytes")
+    return text
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a text without spaces around them; an empty line keeps its place, those at the end are left out.
+
+    Only LF, CRLF and CR end a line: `str.splitlines` also splits at characters that names and words may hold.
+    """
+    lines = [line.strip() for line in _LINE_END.split(text)]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def read_lines(
+    path: Path | str | os.PathLike, what: str, error: type[DetrtError] = SpecError, *, most: int = _LONGEST_TEXT
+) -> list[str]:
+    """`lines_of` a file; raises what `read_text` raises."""
+    return lines_of(read_text(path, what, error, most=most))
+
+
+def read_json(path: Path | str | os.PathLike, what: str, error: type[DetrtError] = SpecError, *, advice: str = "") -> Any:
+    """The value in a JSON file, in the encodings of `read_text`.
+
+    Args:
+        advice: what to do about a damaged file, e.g. "build it again".
+
+    Raises:
+        DetrtError: of the kind `error`: missing, not text, not JSON, or nested too deeply.
+    """
+    text = read_text(path, what, error, most=_LONGEST_JSON)
+    try:
+        return parse_json(text)
+    except ValueError as failure:
+        raise error(f"the {what} '{path}' cannot be read as JSON: {failure}" + (f"; {advice}" if advice else "")) from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises ValueError, also for one that is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError as failure:  # of an integer with thousands of digits: then comes Python's advice
+        raise ValueError(str(failure).partition(";")[0]) from None
 
 
 def sha256_of(path: Path) -> str:

@@ -17,6 +17,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
+from . import files
 from .class_names import class_ids, class_thresholds
 from .errors import SpecError
 
@@ -459,7 +460,7 @@ class ModelSpec:
     @classmethod
     def from_json(cls, text: str | bytes) -> ModelSpec:
         try:
-            data = json.loads(text)
+            data = files.parse_json(text)
         except ValueError as error:
             raise SpecError(f"the spec is not JSON: {error}") from None
         return cls.from_dict(data)
@@ -472,12 +473,7 @@ def read_spec_file(path: str | os.PathLike) -> ModelSpec:
         SpecError: the file is missing or damaged; the message names it.
     """
     path = Path(path)
-    try:
-        data: Any = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise SpecError(f"there is no spec file '{path}'; check the path") from None
-    except (OSError, ValueError) as error:
-        raise SpecError(f"the spec file '{path}' cannot be read as JSON: {error}") from None
+    data: Any = files.read_json(path, "spec file")
     if isinstance(data, dict) and "spec" in data:
         data = data["spec"]
     try:
@@ -492,8 +488,8 @@ def spec_beside(model: Path) -> Path | None:
     if not path.is_file():
         return None
     try:
-        data = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
+        data = files.read_json(path, "spec file")
+    except SpecError:
         return path  # its reader says what is wrong
     return path if not isinstance(data, dict) or {"schema", "spec", "input", "decode"} & set(data) else None
 

@@ -148,7 +148,7 @@ def cut(folder):
 
 DAMAGE = {
     "no config": (lambda f: (f / "config.json").unlink(), r"has neither config\.json"),
-    "damaged config": (lambda f: (f / "config.json").write_text('{"model_type": '), r"config\.json' is not readable JSON"),
+    "damaged config": (lambda f: (f / "config.json").write_text('{"model_type": '), r"config\.json' cannot be read as JSON"),
     "config of no model": (lambda f: (f / "config.json").write_text("[1]"), r"config\.json' has no model_type"),
     "unknown model_type": (
         lambda f: edit_json(f / "config.json", model_type="bert"),
@@ -241,7 +241,7 @@ def test_labels_file(name, text, expected, folder, tmp_path):
         ("long.json", json.dumps(["x"] * 8), r"long\.json' has 8 names"),
         ("ids.json", '{"seven": "a"}', r"ids\.json' must be"),
         ("text.json", '"abcdefg"', r"text\.json' must be"),
-        ("cut.json", '["a", ', r"cut\.json' must be"),
+        ("cut.json", '["a", ', r"cut\.json' cannot be read"),
         ("gone.txt", None, r"no labels file '.*gone\.txt'; check the path"),
     ],
 )

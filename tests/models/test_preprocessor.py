@@ -262,7 +262,7 @@ def test_without_a_folder_no_file_is_read(tiny, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"size": ', "is not readable JSON"),
+        ('{"size": ', "cannot be read as JSON"),
         ("[640]", "must hold a JSON object"),
         ('{"size": "big"}', "size 'big'"),
         ('{"size": {"longest_edge": 800}}', "longest_edge.*800"),

@@ -83,7 +83,7 @@ def test_files(tmp_path):
     assert read_class_file(path) == ["a cat.", "a dog"]
     path.write_text("person\n\ncar\n\n")
     assert class_list(read_class_file(path)).names == {0: "person", 2: "car"}
-    assert read_class_file(path) == ["person", "", "car", ""]
+    assert read_class_file(path) == ["person", "", "car"]
 
 
 @pytest.mark.parametrize("read", [read_prompt_file, read_class_file])

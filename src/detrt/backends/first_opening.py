@@ -67,7 +67,7 @@ def check_first_opening(session: BaseSession, bundle: Bundle, entry: BundleFile,
 def _read(path: Path) -> dict[str, Any]:
     """The stored verdict; empty where there is none, or a damaged one."""
     try:
-        stored = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
+        stored = files.read_json(path, "verdict")
+    except SpecError:
         return {}
     return stored if isinstance(stored, dict) and {"passed", "verdict"} <= stored.keys() else {}

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from .. import files
 from ..backends.openvino.config import OpenVinoRun
 from ..errors import SessionError, printable
 from ..models.load import LoadOptions
@@ -84,7 +85,4 @@ def _count(workers: int) -> str:
 def _api_key(path: Path | None) -> str | None:
     if path is None:
         return os.environ.get("DETRT_API_KEY") or None
-    try:
-        return path.read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SessionError(f"the key file '{path}' cannot be read ({error}); write the key into a text file") from None
+    return files.read_text(path, "key file", SessionError).strip()

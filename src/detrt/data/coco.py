@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections import Counter
@@ -12,6 +11,7 @@ from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any
 
+from .. import files
 from ..class_names import NameIndex
 from ..detections import Masks
 from ..errors import ImageError, OutputError, SpecError
@@ -151,10 +151,7 @@ def load_coco(path: str | os.PathLike, *, annotations: bool = True) -> CocoDatas
     path = Path(path)
     if not path.is_file():
         raise ImageError(f"there is no annotation file '{path}'; give a COCO instances JSON file")
-    try:
-        raw = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ImageError(f"the annotation file '{path}' cannot be read as JSON: {error}") from None
+    raw = files.read_json(path, "annotation file", ImageError)
     images = _entries(raw, path, "images", ("id", "file_name"))
     categories = _entries(raw, path, "categories", ("id", "name"))
     for part, entries in (("images", images), ("categories", categories)):

@@ -83,13 +83,11 @@ def read_results(path: Path) -> list[Row]:
     """
     if not path.is_file():
         raise ImageError(f"there is no results file '{path}'; make one with: detrt detect --coco, or detrt eval --save")
-    text = path.read_text("utf-8", errors="replace")
-    if text.startswith('{"detrt_eval"'):
+    with open(path, "rb") as file:
+        resumed = file.read(13) == b'{"detrt_eval"'
+    if resumed:
         return [row for line in _complete_lines(path)[1:] for row in line["rows"]]
-    try:
-        rows = json.loads(text)
-    except ValueError as error:
-        raise ImageError(f"the results file '{path}' cannot be read as JSON: {error}") from None
+    rows = files.read_json(path, "results file", ImageError)
     if not isinstance(rows, list):
         raise ImageError(f"the results file '{path}' must hold a list; got {type(rows).__name__}")
     for index, row in enumerate(rows):
@@ -113,6 +111,6 @@ def _complete_lines(path: Path) -> list[Any]:
     raw = path.read_bytes()
     complete = raw[: raw.rfind(b"\n") + 1]
     try:
-        return [json.loads(line) for line in complete.decode("utf-8").splitlines() if line.strip()]
+        return [files.parse_json(line) for line in complete.decode("utf-8").splitlines() if line.strip()]
     except ValueError as error:
         raise OutputError(f"'{path}' is damaged ({error}); delete it and start again") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timezone
@@ -60,10 +59,7 @@ class OnnxSidecar:
         Raises:
             SpecError: not JSON, unknown fields, or values of a wrong type; the message names the file.
         """
-        try:
-            data: Any = json.loads(path.read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            raise SpecError(f"the sidecar '{path}' cannot be read as JSON: {error}") from None
+        data: Any = files.read_json(path, "sidecar")
         known = [one.name for one in fields(cls)]
         if not isinstance(data, dict) or set(data) - set(known):
             got = sorted(set(data) - set(known)) if isinstance(data, dict) else type(data).__name__
@@ -238,9 +234,9 @@ class _ForeignReader:
         if not stored and "names" in self._foreign.metadata:
             stored, origin = _names_of(self._foreign.metadata["names"]), "the metadata of the file"
         if self._labels is not None:
-            from .labels import read_labels
+            from .labels import count_labels, read_labels
 
-            lines = classes or _count_labels(self._labels)
+            lines = classes or count_labels(self._labels)
             names = read_labels(self._labels, lines)
             self._notes.append(f"{len(names)} class names of '{self._labels}'")
             return names
@@ -339,16 +335,3 @@ def _names_of(text: str) -> dict[int, str]:
         return {int(key): str(value) for key, value in (found.items() if isinstance(found, dict) else enumerate(found))}
     except (ValueError, SyntaxError, TypeError):
         return {}
-
-
-def _count_labels(path: Path) -> int:
-    """How many classes a file of names is for, where the graph does not say it."""
-    from .labels import read_labels
-
-    largest = 100_000
-    if path.suffix == ".json":
-        return max(read_labels(path, largest)) + 1
-    try:
-        return len([line for line in path.read_text("utf-8").splitlines() if line.strip()])
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"labels file '{path}' cannot be read: {error}") from None

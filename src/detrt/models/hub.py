@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import pickle
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .. import files
 from ..bundle import MANIFEST, Provenance
 from ..errors import MissingPackageError, SourceError
+from . import adapters
 from .checkpoints import timm
 from .families import BY_MODEL_TYPE, BY_NAME, DETECTOR_INSIDE, FAMILIES, NOT_EXPORTED, PUBLISHED_DEIMV2, Family
 from .fingerprints import TESTED
@@ -34,7 +35,7 @@ from .source import (
 from .text import text_spec, with_boolean_masks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import torch
     from torch import Tensor, nn
@@ -128,9 +129,12 @@ def load_folder(
         raise SourceError(f"'{ref}' {why}")
     refuse_text_choices(row, labels, tokenizer)
     words = read_tokenizer(tokenizer, folder, ref) if row.text else None  # before seconds of loading
-    module = _load_module(folder, ref, row, config, trust_remote_code=trust_remote_code and not published, published=published)
+    with _without_adapter(folder, ref) as (plain, notes):
+        module, ignored = _load_module(
+            plain, ref, row, config, trust_remote_code=trust_remote_code and not published, published=published
+        )
     check_finite(module, ref)
-    notes = _anchors_of_every_size(module.config)
+    notes += (*_note_on_ignored(ignored), *_anchors_of_every_size(module.config))
     if model_type != config["model_type"]:
         notes += (f"it has model_type {config['model_type']!r}: its detector is read, its tracker of videos is not",)
     entry = read_input_spec(folder, row, module.config, resize=resize, preprocess=preprocess, ref=ref)
@@ -227,12 +231,10 @@ def read_config(folder: Path) -> dict[str, Any]:
         if (folder / MANIFEST).is_file():
             raise SourceError(f"'{folder}' is a bundle, not a checkpoint: its graph is exported; give what it was made from")
         raise SourceError(
-            f"'{folder}' has neither config.json (a checkpoint) nor {MANIFEST} (a bundle); give a folder with one of them{checkpoint_inside(folder)}"
+            adapters.why_alone(folder)
+            or f"'{folder}' has neither config.json (a checkpoint) nor {MANIFEST} (a bundle); give a folder with one of them{checkpoint_inside(folder)}"
         )
-    try:
-        config = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise SourceError(f"'{path}' is not readable JSON: {error}") from None
+    config = files.read_json(path, "configuration", SourceError)
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise SourceError(f"'{path}' has no model_type; it is not a transformers checkpoint")
     return config
@@ -264,14 +266,15 @@ def quiet(transformers: Any) -> Iterator[None]:
 
 def _load_module(
     folder: Path, ref: str, row: Family, raw: dict[str, Any], *, trust_remote_code: bool, published: bool = False
-) -> nn.Module:
+) -> tuple[nn.Module, list[str]]:
+    """The module with the weights of a folder, and the names of those that it does not take."""
     transformers = require_transformers()
     import torch
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
     if not any((folder / name).is_file() for name in WEIGHTS):
-        raise SourceError(f"'{folder}' has no weights; expected one of {', '.join(WEIGHTS)}")
+        raise SourceError(adapters.why_alone(folder) or f"'{folder}' has no weights; expected one of {', '.join(WEIGHTS)}")
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
     try:
         with quiet(transformers):
@@ -332,7 +335,55 @@ def _load_module(
     if dilated:
         timm.dilate_last_stage(module.model.backbone.model)
     with_boolean_masks(module)
-    return module.eval().requires_grad_(False)
+    return module.eval().requires_grad_(False), sorted(report.get("unexpected_keys", ()))
+
+
+@contextlib.contextmanager
+def _without_adapter(folder: Path, ref: str) -> Iterator[tuple[Path, tuple[str, ...]]]:
+    """The folder; where it has an adapter, one with the other files and the merged weights, for as long as the block runs. And notes.
+
+    transformers would apply an adapter where PEFT is installed, and ignore it elsewhere.
+    """
+    from safetensors.torch import save_file
+
+    present = any((folder / name).is_file() for name in WEIGHTS)
+    if not present or not (adapters.adapter_in(folder) or any(map(adapters.is_unmerged, _stored_names(folder)))):
+        yield folder, ()
+        return
+    state, note = adapters.merged(folder, _read_state(folder), ref)
+    with tempfile.TemporaryDirectory() as made:
+        for path in folder.iterdir():
+            if path.name not in (*WEIGHTS, adapters.CONFIG, *adapters.WEIGHTS) and path.suffix not in (".safetensors", ".bin"):
+                (Path(made) / path.name).symlink_to(path.absolute())
+        # Copies: safetensors refuses tensors that share memory.
+        save_file({key: tensor.clone().contiguous() for key, tensor in state.items()}, Path(made) / WEIGHTS[0], {"format": "pt"})
+        yield Path(made), (note,)
+
+
+def _stored_names(folder: Path) -> list[str]:
+    """The names of the tensors in a folder, without reading them where the format allows it."""
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    first = next(name for name in WEIGHTS if (folder / name).is_file())
+    if first.endswith(".index.json"):
+        found = files.read_json(folder / first, "index of weights", SourceError)
+        return list(found.get("weight_map", ())) if isinstance(found, dict) else []
+    try:
+        if first.endswith(".bin"):
+            return list(torch.load(folder / first, map_location="meta", weights_only=True, mmap=True))
+        with safe_open(folder / first, "pt") as file:
+            return list(file.keys())
+    except (SafetensorError, pickle.UnpicklingError, *_LOADING_ERRORS):
+        return []  # the loader says what is wrong
+
+
+def _note_on_ignored(names: Sequence[str]) -> tuple[str, ...]:
+    """Names the tensors that no module takes."""
+    if not names:
+        return ()
+    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    return (f"{len(names)} tensors of the weights are not used, because the model has no place for them: {shown}",)
 
 
 def _read_state(folder: Path) -> dict[str, torch.Tensor]:
@@ -344,7 +395,7 @@ def _read_state(folder: Path) -> dict[str, torch.Tensor]:
     first = next(name for name in WEIGHTS if (folder / name).is_file())
     shards = [first]
     if first.endswith(".json"):
-        shards = sorted(set(json.loads((folder / first).read_text("utf-8"))["weight_map"].values()))
+        shards = sorted(set(files.read_json(folder / first, "index of weights", SourceError)["weight_map"].values()))
     state: dict[str, torch.Tensor] = {}
     for shard in shards:
         path = folder / shard
@@ -358,7 +409,9 @@ def _read_state(folder: Path) -> dict[str, torch.Tensor]:
 def weights_digest(folder: Path) -> str:
     """One SHA-256 over the digests of the weight files, in name order."""
     digest = hashlib.sha256()
-    for path in sorted([*folder.glob("model*.safetensors"), *folder.glob("pytorch_model*.bin")]):
+    own = [*folder.glob("model*.safetensors"), *folder.glob("pytorch_model*.bin")]
+    adapted = [path for name in (adapters.CONFIG, *adapters.WEIGHTS) if (path := folder / name).is_file()]
+    for path in sorted([*own, *adapted]):
         digest.update(files.sha256_of(path).encode())
     return digest.hexdigest()
 

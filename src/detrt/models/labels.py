@@ -6,11 +6,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from .. import files
 from ..errors import SourceError, SpecError
 
 # Ids of COCO categories that were never annotated; published ids skip them.
@@ -82,32 +82,32 @@ def read_labels(path: Path | str, classes: int) -> dict[int, str]:
     Raises:
         SpecError: unreadable, empty, or not as many names as the head has classes.
     """
-    path = Path(path)
-    try:
-        text = path.read_text("utf-8")
-    except FileNotFoundError:
-        raise SpecError(
-            f"there is no labels file '{path}'; check the path, or write the class names into it, one per line"
-        ) from None
-    except OSError as error:
-        raise SpecError(
-            f"the labels file '{path}' cannot be read: {error.strerror}; give a text file, one class name per line"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise SpecError(f"the labels file '{path}' is not UTF-8 text ({error.reason}); save it as UTF-8") from None
-    if path.suffix == ".json":
-        try:
-            data = json.loads(text)
-            if not isinstance(data, (dict, list)):
-                raise ValueError(f"got {type(data).__name__}")
-            names = {int(k): str(v) for k, v in data.items()} if isinstance(data, dict) else dict(enumerate(map(str, data)))
-        except (ValueError, TypeError) as error:
-            raise SpecError(f"labels file '{path}' must be a JSON list or an object of id to name: {error}") from None
-    else:
-        names = dict(enumerate(line.strip() for line in text.splitlines() if line.strip()))
-    if not names or max(names) >= classes or min(names) < 0 or (path.suffix != ".json" and len(names) != classes):
+    names, lines = _named(path)
+    if not names or max(names) >= classes or min(names) < 0 or (lines is not None and lines != classes):
         raise SpecError(
             f"labels file '{path}' has {len(names)} names (ids up to {max(names, default=-1)}), but the head has "
             f"{classes} classes (ids 0..{classes - 1}); give the labels that this checkpoint was trained with"
         )
     return names
+
+
+def count_labels(path: Path | str) -> int:
+    """How many classes a file of names is for: its lines, or the largest id of a JSON file and one. Raises SpecError."""
+    names, lines = _named(path)
+    return max(names, default=-1) + 1 if lines is None else lines
+
+
+def _named(path: Path | str) -> tuple[dict[int, str], int | None]:
+    """Class id -> name of a labels file, and its number of lines; None for JSON. A blank line keeps its id free."""
+    path = Path(path)
+    if path.suffix.lower() != ".json":
+        lines = files.read_lines(path, "labels file")
+        return {number: line for number, line in enumerate(lines) if line}, len(lines)
+    data = files.read_json(path, "labels file")
+    try:
+        if not isinstance(data, (dict, list)):
+            raise ValueError(f"got {type(data).__name__}")
+        names = {int(k): str(v) for k, v in data.items()} if isinstance(data, dict) else dict(enumerate(map(str, data)))
+    except (ValueError, TypeError) as error:
+        raise SpecError(f"labels file '{path}' must be a JSON list or an object of id to name: {error}") from None
+    return names, None

@@ -8,7 +8,6 @@ silently left out gives a detector that finds nothing.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import files
 from ..errors import SourceError, SpecError
 from ..spec import LARGEST_SIDE, RESAMPLES, InputSpec
 from .families import IMAGENET_MEAN, IMAGENET_STD, Family
@@ -117,10 +117,7 @@ def read_processor(folder: Path) -> tuple[Path, dict[str, Any]] | None:
         path = folder / name
         if not path.is_file():
             continue
-        try:
-            data = json.loads(path.read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            raise SourceError(f"'{path}' is not readable JSON: {error}") from None
+        data = files.read_json(path, "image processor", SourceError)
         if not isinstance(data, dict):
             raise SourceError(f"'{path}' must hold a JSON object")
         if name == FILES[0]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import files
 from ..errors import MissingPackageError, SourceError
 from ..spec import INSTANCE_SEGMENTATION, DecodeSpec, InputSpec, ModelSpec, TextSpec
 from .families import Family
@@ -96,6 +97,7 @@ def _with_masks(family: Family, config: Any, input_spec: InputSpec, pad: int) ->
 
 
 # The tokenizer of a prompted checkpoint as one file of the `tokenizers` library.
+_LONGEST_TOKENIZER = 256 << 20  # bytes
 FILE, VOCABULARY = "tokenizer.json", "vocab.txt"
 
 # Files of tokenizers that transformers can turn into one.
@@ -149,12 +151,9 @@ def _in_folder(folder: Path) -> Path | None:
 
 
 def _checked(path: Path) -> bytes:
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SourceError(f"the tokenizer '{path}' cannot be read: {error}") from None
+    text = files.read_text(path, "tokenizer", SourceError, most=_LONGEST_TOKENIZER)
     if path.suffix == ".txt":
-        return _plain(_bert(text.splitlines(), path))
+        return _plain(_bert(files.lines_of(text), path))
     try:
         return _plain(library().Tokenizer.from_str(text))
     except Exception as error:  # the library raises bare Exceptions

@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from .. import files
 from ..backends.base import Feeds
 from ..backends.onnxruntime.session import OnnxSession, profiled_run
 from ..data.images import IMAGE_SUFFIXES, ImageSource, load_image
@@ -106,9 +107,9 @@ def find_images(path: Path, limit: int) -> tuple[list[Path], Path | None]:
     if not path.is_file():
         raise ImageError(f"there is no calibration folder or COCO file '{path}'; give --calibration DIR or FILE.json")
     try:
-        data = json.loads(path.read_text("utf-8"))
+        data = files.read_json(path, "COCO file", ImageError)
         names = [str(image["file_name"]) for image in data["images"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise ImageError(f"'{path}' is not a COCO annotation file ({error!r}); give one, or a folder of images") from None
     folder = image_folder(path, names)
     return _spread([folder / name for name in names], limit), path

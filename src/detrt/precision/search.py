@@ -232,11 +232,11 @@ class Search:
         if path is None or not path.is_file():
             return {}
         try:
-            data = json.loads(path.read_text("utf-8"))
+            data = files.read_json(path, "resume file", GraphError, advice="delete it, or give another --state")
             if data["schema"] != _SCHEMA or data["key"] != self.key:
                 return {}  # of another model, images or choices
             return {str(name): float(value) for name, value in data["measured"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise GraphError(f"the resume file '{path}' is damaged ({error!r}); delete it, or give another --state") from None
 
     def _save(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .. import files
 from ..data.images import ImageSource
 from ..errors import PromptError
 
@@ -176,7 +177,7 @@ def read_prompt_file(path: str | os.PathLike) -> str:
     Raises:
         PromptError: the file is missing, too large, empty or not text.
     """
-    text = " ".join(_read(path, "prompt file").split())
+    text = " ".join(files.read_text(path, "prompt file", PromptError, most=_LONGEST_FILE).split())
     if not text:
         raise PromptError(f"the prompt file '{os.fspath(path)}' is empty; write a prompt into it, e.g. a cat. a dog.")
     return text
@@ -188,26 +189,10 @@ def read_class_file(path: str | os.PathLike) -> list[str]:
     Raises:
         PromptError: the file is missing, too large, empty or not text.
     """
-    lines = [line.strip() for line in _read(path, "class file").splitlines()]
+    lines = files.read_lines(path, "class file", PromptError, most=_LONGEST_FILE)
     if not any(lines):
         raise PromptError(f"the class file '{os.fspath(path)}' is empty; write one class name a line")
     return lines
-
-
-def _read(path: str | os.PathLike, what: str) -> str:
-    path = Path(path)
-    try:
-        if path.stat().st_size > _LONGEST_FILE:
-            raise PromptError(
-                f"the {what} '{path}' has {path.stat().st_size} bytes; at most {_LONGEST_FILE} are read: give a text file"
-            )
-        return path.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        raise PromptError(f"there is no {what} '{path}'; check the path") from None
-    except UnicodeDecodeError as error:
-        raise PromptError(f"the {what} '{path}' is not UTF-8 text ({error.reason}); save it as UTF-8") from None
-    except OSError as error:
-        raise PromptError(f"the {what} '{path}' cannot be read: {error.strerror}; give a text file") from None
 
 
 def _short(text: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ... import files
 from ...data.images import expand_inputs
 from ...errors import ImageError
 from .parquet import read_columns
@@ -113,11 +114,11 @@ def _entries(name: str, data: bytes) -> Iterator[tuple[object, object]]:
         yield from read_columns(data, name, COLUMNS, "image_id")
         return
     try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
+        text = files.decode_text(data)
+    except UnicodeError as error:
         raise ImageError(f"the manifest '{name}' is not UTF-8 text: {error}") from None
     if suffix == ".txt":
-        yield from ((line.strip(), None) for line in text.splitlines() if line.strip() and not line.startswith("#"))
+        yield from ((line, None) for line in files.lines_of(text) if line and not line.startswith("#"))
         return
     rows = _csv(text) if suffix == ".csv" else _json_lines(name, text)
     for row in rows:
@@ -135,11 +136,11 @@ def _csv(text: str) -> Iterator[dict[str, object]]:
 
 
 def _json_lines(name: str, text: str) -> Iterator[dict[str, object]]:
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
+    for number, line in enumerate(files.lines_of(text), 1):
+        if not line:
             continue
         try:
-            row = json.loads(line)
+            row = files.parse_json(line)
         except ValueError as error:
             raise ImageError(f"the manifest '{name}', line {number} is not JSON: {error}") from None
         if not isinstance(row, dict):

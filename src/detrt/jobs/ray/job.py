@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from ... import files
 from ...data.coco import CocoDataset
 from ...errors import OutputError, SessionError, SpecError
 from ...spec import ModelSpec
@@ -209,7 +210,7 @@ def _read_spec(folder: ResultFolder, run: Run) -> ModelSpec | None:
             raise OutputError(f"'{folder.name}' has results of an unknown run ({RUN} is missing); give another --output")
         return None
     try:
-        data = json.loads(raw)
+        data = files.parse_json(raw)
         spec = ModelSpec.from_dict(data.pop("spec"))
     except (ValueError, KeyError, AttributeError, SpecError) as error:
         raise OutputError(f"'{folder.name}/{RUN}' is damaged ({error!r}); give another --output") from None

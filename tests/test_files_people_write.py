@@ -1,0 +1,111 @@
+"""Text and JSON files of other people's editors: one behaviour in every reader."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from detrt import bundle, files
+from detrt.data.coco import load_coco
+from detrt.errors import DetrtError
+from detrt.evaluation.results import read_results
+from detrt.jobs.ray import inputs
+from detrt.models.foreign import OnnxSidecar
+from detrt.models.hub import read_config
+from detrt.models.labels import count_labels, read_labels
+from detrt.models.preprocessor import read_processor
+from detrt.precision.calibrate import find_images
+from detrt.spec import ModelSpec, read_spec_file
+from detrt.text.prompts import read_class_file, read_prompt_file
+
+NAMES = ["person", "", "a car", "\u72ac", "x\u2028y"]
+TEXT = "\n".join(NAMES)
+ENCODINGS = {
+    "plain": TEXT.encode(),
+    "mark": codecs.BOM_UTF8 + TEXT.encode(),
+    "CRLF": TEXT.replace("\n", "\r\n").encode(),
+    "CR": TEXT.replace("\n", "\r").encode(),
+    "last lines blank": (TEXT + "\n\n \n").encode(),
+    "UTF-16": TEXT.encode("utf-16"),
+    "UTF-16 big": codecs.BOM_UTF16_BE + TEXT.encode("utf-16-be"),
+    "UTF-32": TEXT.encode("utf-32"),
+    "mark and CRLF": codecs.BOM_UTF8 + TEXT.replace("\n", "\r\n").encode(),
+}
+NOT_TEXT = {
+    "Latin-1": "caf\u00e9\nx".encode("latin-1"),
+    "UTF-16 without a mark": "abc".encode("utf-16-le"),
+    "half a mark": b"\xff\xfea",
+    "an image": b"\x89PNG\r\n\x1a\n\0\0",
+}
+
+
+@pytest.mark.parametrize("how", ENCODINGS)
+def test_lists_of_names_are_read_alike_in_every_encoding(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "names.txt"
+    path.write_bytes(ENCODINGS[how])
+    named = {number: name for number, name in enumerate(NAMES) if name}
+    assert read_labels(path, 5) == named
+    assert count_labels(path) == 5
+    assert dict(enumerate(read_class_file(path))) == dict(enumerate(NAMES))
+    assert read_prompt_file(path).split() == TEXT.split()
+    assert [image for image, _ in inputs._entries("m.txt", path.read_bytes())] == [name for name in NAMES if name]
+
+
+@pytest.mark.parametrize("how", NOT_TEXT)
+@pytest.mark.parametrize(
+    "read", [lambda p: read_labels(p, 2), read_class_file, read_prompt_file], ids=["labels", "classes", "prompt"]
+)
+def test_other_encodings_are_refused_with_the_remedy(tmp_path: Path, how: str, read: Callable[[Path], Any]) -> None:
+    path = tmp_path / "names.txt"
+    path.write_bytes(NOT_TEXT[how])
+    with pytest.raises(DetrtError, match=r"names\.txt.*save it as UTF-8"):
+        read(path)
+
+
+ANNOTATIONS = {"images": [{"id": 1, "file_name": "a"}], "categories": [{"id": 1, "name": "x"}]}
+ANNOTATIONS["annotations"] = [{"image_id": 1, "category_id": 1, "bbox": [0, 0, 1, 1]}]
+# Name of the file -> its reader and a content that it takes.
+JSON_READERS: dict[str, tuple[str, Callable[[Path], Any], Any]] = {
+    "labels": ("names.json", lambda p: read_labels(p, 3), ["a", "b", "c"]),
+    "annotations": ("a.json", load_coco, ANNOTATIONS),
+    "results": ("r.json", read_results, []),
+    "calibration": ("c.json", lambda p: find_images(p, 1), None),
+    "sidecar": ("m.onnx.json", OnnxSidecar.read, {"layout": "rt-detr"}),
+    "config": ("config.json", lambda p: read_config(p.parent), {"model_type": "detr"}),
+    "processor": ("preprocessor_config.json", lambda p: read_processor(p.parent), {"do_resize": True}),
+    "manifest": ("detrt.json", bundle.read_json, {"schema": 1}),
+    "spec": ("spec.json", read_spec_file, None),
+}
+
+
+@pytest.mark.parametrize("reader", JSON_READERS)
+def test_json_of_any_reader_has_a_mark_or_ends_in_an_error_of_ours(tmp_path: Path, reader: str) -> None:
+    name, read, content = JSON_READERS[reader]
+    path = tmp_path / name
+    if content is not None:
+        for encoding in ("utf-8", "utf-8-sig", "utf-16"):
+            path.write_bytes(json.dumps(content).encode(encoding))
+            read(path)
+    for damaged in (b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5000 + b"x", b"{", b"\xff\xfe\xff", b""):
+        path.write_bytes(damaged)
+        with pytest.raises(DetrtError, match=name.replace(".", r"\.")):
+            read(path)
+
+
+def test_json_texts_that_are_nested_too_deeply_are_errors() -> None:
+    with pytest.raises(DetrtError, match="nested too deeply"):
+        ModelSpec.from_json("[" * 100_000)
+    with pytest.raises(DetrtError, match="nested too deeply"):
+        list(inputs._entries("m.jsonl", b"[" * 100_000))
+
+
+def test_a_text_file_has_a_largest_size(tmp_path: Path) -> None:
+    path = tmp_path / "names.txt"
+    path.write_bytes(b"a\n" * 100)
+    with pytest.raises(DetrtError, match="200 bytes; at most 100"):
+        files.read_text(path, "labels file", most=100)
