@@ -99,11 +99,15 @@ def read_json(path: Path | str | os.PathLike, what: str, error: type[DetrtError]
     Raises:
         DetrtError: of the kind `error`: missing, not text, not JSON, or nested too deeply.
     """
-    text = read_text(path, what, error, most=_LONGEST_JSON)
+    more = f"; {advice}" if advice else ""
+    try:
+        text = read_text(path, what, error, most=_LONGEST_JSON)
+    except error as failure:
+        raise error(f"{failure}{more}") from None
     try:
         return parse_json(text)
     except ValueError as failure:
-        raise error(f"the {what} '{path}' cannot be read as JSON: {failure}" + (f"; {advice}" if advice else "")) from None
+        raise error(f"the {what} '{path}' cannot be read as JSON: {failure}{more}") from None
 
 
 def parse_json(text: str | bytes) -> Any:

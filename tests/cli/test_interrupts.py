@@ -71,7 +71,7 @@ def temporaries(place):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_during_the_engine_build(place, number):
     before = snapshot(place)
-    process = start("build", "model.onnx", "-o", "bundle", "--sm", "89")
+    process = start("build", "model.onnx", "-o", "bundle", "--target", "tensorrt-rtx", "--sm", "89")
     seen: list[int] = []
 
     def ready():
@@ -131,7 +131,7 @@ def test_kill_leaves_only_a_hidden_temporary_folder(cli, place):
     """SIGKILL cannot be cleaned up after. The old bundle is whole, and the next build is not disturbed."""
     pytest.importorskip("tensorrt_rtx_bindings", reason="needs the 'rtx' extra")
     before = snapshot(place)
-    process = start("build", "model.onnx", "-o", "bundle", "--sm", "89")
+    process = start("build", "model.onnx", "-o", "bundle", "--target", "tensorrt-rtx", "--sm", "89")
     interrupt(process, lambda: workers(process.pid), signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     after = snapshot(place)

@@ -189,7 +189,7 @@ def test_old_spellings_name_the_new_one(cli, place, arguments, names, advice):
 def test_prompts_and_files_of_class_names_exclude_each_other(tmp_path):
     path = tmp_path / "names.txt"
     path.write_text("person\n\ncar\n\n")
-    assert PromptOptions(classes_from=path).read() == ["person", "", "car", ""]
+    assert PromptOptions(classes_from=path).read() == ["person", "", "car"]
     assert PromptOptions("x.").read() == "x." and PromptOptions().read() is None
     with pytest.raises(PromptError, match=r"--prompt and --classes-from"):
         PromptOptions("x.", classes_from=path).read()

@@ -256,8 +256,8 @@ def prompt_case(name: str, kind: str, prompt: str | list[str], *, text: dict | N
     runs: list[dict] = []
     original = session.detector.run
 
-    def recording(feeds: dict) -> dict:
-        runs.append(original(feeds))
+    def recording(feeds: dict, force: dict | None = None) -> dict:
+        runs.append(original(feeds, force))
         return runs[-1]
 
     session.detector.run = recording  # type: ignore[method-assign]

@@ -209,7 +209,7 @@ def test_rtx_has_no_plugins(plugin_exports, tmp_path):
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        (["--msda", "plugin"], "TensorRT-RTX has no plugin layers"),
+        (["--msda", "plugin", "--target", "tensorrt-rtx"], "TensorRT-RTX has no plugin layers"),
         (["--msda", "plugin", "--target", "tensorrt"], "--plugin libdetrt_plugin.so"),
         (["--target", "onnx", "--plugin", "none.so"], "no effect without --target tensorrt"),
         (["--target", "tensorrt", "--plugin", "none.so"], "there is no plugin library"),

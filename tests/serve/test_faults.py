@@ -95,7 +95,7 @@ def test_the_longest_time_of_the_server(model):
 def test_clients_that_leave_are_forgotten(server):
     before = metric(server, 'detrt_refused_total{reason="disconnected"}')
     with server.frozen():
-        head = f"POST /v1/detect HTTP/1.1\r\nHost: x\r\nContent-Length: {len(FILES['red'])}\r\n\r\n".encode()
+        head = f"POST /v1/detect HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(FILES['red'])}\r\n\r\n".encode()
         clients = [socket.create_connection((server.host, server.port)) for _ in range(8)]
         for client in clients:
             client.sendall(head + FILES["red"])
@@ -128,7 +128,7 @@ def exchange(server: Server, *pieces: bytes, pause: float = 0.0) -> bytes:
 
 def test_slow_bodies(server):
     start = time.monotonic()
-    head = b"POST /v1/detect HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+    head = b"POST /v1/detect HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
     with socket.create_connection((server.host, server.port), timeout=20) as client:
         client.sendall(head + b"x")
         answer = b"".join(iter(lambda: client.recv(65536), b""))  # until the server closes
@@ -142,7 +142,7 @@ def test_heads_have_a_limit(server):
     one_header = exchange(server, b"GET /healthz HTTP/1.1\r\nX-A: ", *[b"a" * 30_000 for _ in range(40)], pause=0.002)
     assert one_header.startswith(b"HTTP/1.1 431")
     assert exchange(server, b"\x16\x03\x01 no http at all\r\n\r\n").startswith(b"HTTP/1.1 400")
-    assert exchange(server, b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").startswith(b"HTTP/1.1 200")
+    assert exchange(server, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").startswith(b"HTTP/1.1 200")
 
 
 def test_bodies_have_limits(server):
@@ -156,7 +156,7 @@ def test_bodies_have_limits(server):
     assert answer.status_code == 413 and "unpacked" in answer.text
     # Three MiB in all: of bodies that arrive slowly, one of 2 MiB fits, and a second one does not.
     with socket.create_connection((server.host, server.port), timeout=20) as first:
-        first.sendall(b"POST /v1/detect HTTP/1.1\r\nHost: x\r\nContent-Length: 2097152\r\n\r\n" + bytes(2_000_000))
+        first.sendall(b"POST /v1/detect HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2097152\r\n\r\n" + bytes(2_000_000))
         wait_until(lambda: metric(server, "detrt_held_body_bytes") >= 2_000_000)
         refused = post(content=bytes(2**21))
         assert refused.status_code == 429 and refused.json()["error"]["code"] == "memory_full" and refused.headers["Retry-After"]

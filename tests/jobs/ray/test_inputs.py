@@ -51,7 +51,7 @@ def test_manifests(place):
         ("a.jsonl", "[1]\n", "JSON object"),
         ("a.jsonl", '{"path": null}\n', "None"),
         ("a.parquet", "PAR1", "Parquet"),
-        ("a.txt", b"\xff\xfe", "UTF-8"),
+        ("a.txt", b"\xff\xc3", "UTF-8"),
     ],
 )
 def test_bad_manifests(tmp_path, name, content, word):
