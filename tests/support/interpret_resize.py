@@ -44,17 +44,17 @@ for given in (
     assert np.array_equal(pixels.numpy(), want.feeds["pixel_values"]), given
     assert mask is None or np.array_equal(mask.numpy(), want.feeds["pixel_mask"]), given
 
-# Frames in both forms of chroma, turned, with an odd width, and with rows longer than the image.
-for turns in range(4):
+# Frames in both forms of chroma, in each orientation, with an odd width, and with rows longer than the image.
+for orientation in range(1, 9):
     for height, width in ((34, 50), (16, 513)):
         half = (height + 1) // 2, (width + 1) // 2
         luma = torch.from_numpy(rng.integers(0, 256, (height, width + 7), np.uint8))[:, :width]
         both = torch.from_numpy(rng.integers(0, 256, (*half, 2), np.uint8))
         blue, red = both[..., 0], both[..., 1]
-        colours = Colours.of(1, turns % 2 == 1)
+        colours = Colours.of(1, orientation % 2 == 0)
         fields = height % 4 == 0
         for u, v in ((blue, red), (blue.contiguous(), red.contiguous())):
             got, want = torch.zeros(2, height * width * 3, dtype=torch.uint8)
-            fill_rgb(got, luma, u, v, colours, turns, fields, kernel=True)
-            fill_rgb(want, luma, u, v, colours, turns, fields, kernel=False)
-            assert torch.equal(got, want), (turns, height, width)
+            fill_rgb(got, luma, u, v, colours, orientation, fields, kernel=True)
+            fill_rgb(want, luma, u, v, colours, orientation, fields, kernel=False)
+            assert torch.equal(got, want), (orientation, height, width)

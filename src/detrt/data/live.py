@@ -127,12 +127,14 @@ def live_frames(
         context.thread_type, context.thread_count = "SLICE", min(CPU_THREADS, usable_cores())
         context.flags |= av.codec.context.Flags.low_delay
         started, lag = time.monotonic(), _Lag()
+        start: float | None = None  # the first time stamp; recordings begin at any
         skipping: tuple[float, float] | None = None  # when it began, and the lag of that moment
         arrived: dict[int | None, float] = {}  # by time stamp: frames may leave the decoder in another order
         for packet in container.demux(stream):
             stamp = _seconds(packet.pts if packet.dts is None else packet.dts, packet.time_base)
             if source.kind == "file" and stamp is not None:
-                time.sleep(max(0.0, started + stamp - time.monotonic()))
+                start = stamp if start is None else start
+                time.sleep(max(0.0, started + stamp - start - time.monotonic()))
             now = time.monotonic()
             late = lag.after(now, stamp)
             if packet.size:

@@ -51,6 +51,28 @@ class Colours:
         return cls(offset, *((v * 8192 + 32768) >> 16 for v in (luma, red_v, -green_u, -green_v, blue_u)))
 
 
+# EXIF orientation -> what makes an image upright: whether rows and columns are exchanged, then whether the new rows and the new
+# columns are reversed.
+ORIENTATIONS = {
+    1: (False, False, False),
+    2: (False, False, True),
+    3: (False, True, True),
+    4: (False, True, False),
+    5: (True, False, False),
+    6: (True, False, True),
+    7: (True, True, True),
+    8: (True, True, False),
+}
+
+
+def upright(image: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+    """(height, width, 3) as stored -> as seen, contiguous, for an orientation of EXIF; others than 1 to 8 change nothing."""
+    exchanged, rows, columns = ORIENTATIONS.get(orientation, ORIENTATIONS[1])
+    if exchanged:
+        image = image.swapaxes(0, 1)
+    return np.ascontiguousarray(image[:: -1 if rows else 1, :: -1 if columns else 1])
+
+
 class RawImage(ABC):
     """An image that `Detector` takes besides arrays."""
 
@@ -71,9 +93,9 @@ class YuvImage(RawImage):
     """A frame in 4:2:0 with 8 bits.
 
     planes: in memory Y (height, width), U and V (half of that, rounded up) uint8; on a GPU what DLPack reads: Y, and U and V
-    interleaved. turns: quarter turns counter-clockwise that make it upright. convert: returns the upright RGB array. fields:
-    interlaced: every other row of the chroma belongs to every other row of Y; the height is a multiple of 4.
-    ready: a CUDA event after which planes on a GPU are written.
+    interleaved. orientation: 1 to 8, as in EXIF. convert: returns the upright RGB array. fields: interlaced: every other row of
+    the chroma belongs to every other row of Y; the height is a multiple of 4. ready: a CUDA event after which planes on a GPU are
+    written.
     """
 
     planes: tuple[Any, ...]
@@ -81,13 +103,13 @@ class YuvImage(RawImage):
     width: int
     colours: Colours
     convert: Callable[[], NDArray[np.uint8]]
-    turns: int = 0
+    orientation: int = 1
     fields: bool = False
     ready: Any = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        return (self.width, self.height, 3) if self.turns % 2 else (self.height, self.width, 3)
+        return (self.width, self.height, 3) if self.orientation > 4 else (self.height, self.width, 3)
 
     @property
     def on_gpu(self) -> bool:

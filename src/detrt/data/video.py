@@ -19,13 +19,16 @@ from ..errors import ImageError, MissingPackageError, OutputError
 from ..files import writing
 from ..system import usable_cores
 from .images import MAX_PIXELS
-from .raw_image import Colours, LoadedImage, YuvImage
+from .raw_image import ORIENTATIONS, Colours, LoadedImage, YuvImage, upright
 
 _thread = threading.local()
 # The demuxers of FFmpeg that hold the files of `VIDEO_SUFFIXES`, whichever of them a file says it is. Others read a list that names
 # further files or addresses (concat, hls, dash, imf), or what is no video.
 _DEMUXERS = ("mov", "matroska", "avi", "flv", "asf", "mpeg", "mpegvideo", "mpegts", "ogg", "m4v", "yuv4mpegpipe")
-_NOMINAL_FPS, _MILLISECOND = 30, Fraction(1, 1000)  # of videos whose frames have times
+# Of written time stamps: exact for 25, 30, 50 and 60 frames a second and for 30000/1001; MPEG-4 has 16 bits for it.
+_TICK = Fraction(1, 60000)
+_CLOCK_MAY_JUMP = 0x200  # AVFMT_TS_DISCONT of a container
+_CLOCK_JUMP_S = 10  # FFmpeg's limit (-dts_delta_threshold) for a clock that was set again
 # On a GPU one thread would wait for every frame; more keep the decoder busy. On a CPU more threads decode hardly faster, and leave
 # less for the model.
 _GPU_THREADS, CPU_THREADS = 4, 8
@@ -43,20 +46,59 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class VideoFacts:
-    """fps: average frames per second; frames: number in the header, 0 if it has none."""
+    """fps: average frames per second; frames: their number, 0 if it was not counted."""
 
     fps: float
     frames: int
 
 
-def video_facts(path: str | os.PathLike) -> VideoFacts:
-    """Read the header of a video; raises what `read_frames` raises."""
+def video_facts(path: str | os.PathLike, *, count: bool = True) -> VideoFacts:
+    """Rate and length of a video; raises what `read_frames` raises.
+
+    count: read a file without the number of frames in its header to its end, without decoding it. The duration in a header is no help:
+    it is a length in some files and the clock at the end in others.
+    """
     with open_video(Path(path)) as (container, stream):
-        rate = stream.average_rate or stream.guessed_rate or Fraction(25)
         frames = int(stream.frames or 0)
-        if not frames and container.duration:
-            frames = round(container.duration / 1_000_000 * rate)
-        return VideoFacts(float(rate), frames)
+        if count and not frames:
+            frames = sum(1 for packet in container.demux(stream) if packet.size)
+        return VideoFacts(float(_rate(stream)), frames)
+
+
+def _rate(stream: Any) -> Fraction:
+    return stream.average_rate or stream.guessed_rate or Fraction(25)
+
+
+class _FileClock:
+    """Times of the frames of a file in seconds from its start, as a player shows them: recordings start at any time of their clock.
+
+    Times never go back. Where the clock does, as in recordings that were joined, they continue after the frame before; and, in
+    containers whose clock may be set again (MPEG), where it jumps ahead as far as FFmpeg takes for that.
+    """
+
+    def __init__(self, container: Any, stream: Any) -> None:
+        self._start = None if container.start_time is None else Fraction(container.start_time, 1_000_000)
+        self._step = 1 / _rate(stream)
+        self._may_jump = bool(int(container.format.flags) & _CLOCK_MAY_JUMP)
+        self._last: Fraction | None = None
+
+    def time(self, frame: Any) -> float:
+        """Called with every frame, in order."""
+        stamp = None if frame.pts is None or frame.time_base is None else frame.pts * frame.time_base
+        if self._last is None:
+            now = Fraction(0)
+            if stamp is not None:
+                self._start = stamp if self._start is None else min(self._start, stamp)
+                now = stamp - self._start
+        else:
+            follows = self._last + self._step
+            now = follows if stamp is None or self._start is None else stamp - self._start
+            if now <= self._last or (self._may_jump and now > self._last + _CLOCK_JUMP_S):
+                now = follows
+                if stamp is not None:
+                    self._start = stamp - now
+        self._last = now
+        return float(now)
 
 
 def read_frames(path: str | os.PathLike, *, every: int = 1) -> Iterator[Frame]:
@@ -87,15 +129,15 @@ def raw_frames(
         stream.thread_type = "AUTO"
         hardware = getattr(stream.codec_context, "is_hwaccel", False)
         stream.codec_context.thread_count = _GPU_THREADS if hardware else min(CPU_THREADS, usable_cores())
-        rate = stream.average_rate or stream.guessed_rate or Fraction(25)
+        clock = _FileClock(container, stream)
         for index, frame in enumerate(container.decode(stream)):
             on_gpu = frame.format.name == "cuda"
             if gpu is not None and not count:
                 gpu.count_video(on_gpu)
             count += 1
+            time_s = clock.time(frame)
             if index % every:
                 continue
-            time_s = float(frame.time) if frame.time is not None else float(index / rate)
             if on_gpu and _suits(frame):
                 yield Frame(index, time_s, _planar(frame, gpu.mark() if gpu is not None else None))
             elif planar and _is_planar(frame):
@@ -122,11 +164,12 @@ class VideoGpu(Protocol):
 
 
 @contextlib.contextmanager
-def video_writer(path: str | os.PathLike, *, fps: float | None, size_hw: tuple[int, int]) -> Iterator[Callable[..., None]]:
-    """Write an MP4; yields a function that takes (H, W, 3) uint8 RGB frames of `size_hw`, and without fps their times in seconds.
+def video_writer(path: str | os.PathLike, *, fps: float, size_hw: tuple[int, int]) -> Iterator[Callable[..., None]]:
+    """Write an MP4; yields a function that takes a frame, (H, W, 3) uint8 RGB of `size_hw`, and its time in seconds.
 
-    An odd side loses its last row or column, because the codec needs even ones. The file appears when
-    the block ends without an error.
+    Frames without times follow each other at `fps`, which is otherwise the rate that the header names. The video starts with its
+    first frame. An odd side loses its last row or column, because the codec needs even ones. The file appears when the block ends
+    without an error.
 
     Raises:
         OutputError: it cannot be written. MissingPackageError: PyAV is not installed.
@@ -139,22 +182,21 @@ def video_writer(path: str | os.PathLike, *, fps: float | None, size_hw: tuple[i
     with writing(path) as temporary:
         try:
             with av.open(str(temporary), "w", format="mp4") as container:
-                stream = container.add_stream(codec, rate=_NOMINAL_FPS if fps is None else Fraction(fps).limit_denominator(1001))
+                stream = container.add_stream(codec, rate=Fraction(fps).limit_denominator(1001))
                 stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-                if fps is None:
-                    stream.codec_context.time_base = _MILLISECOND
-                start_s, last = 0.0, -1
+                stream.codec_context.time_base = _TICK
+                start_s, last, count = 0.0, -1, 0
 
                 def write(image: NDArray[np.uint8], time_s: float | None = None) -> None:
-                    nonlocal start_s, last
+                    nonlocal start_s, last, count
                     if image.shape[:2] != tuple(size_hw):
                         raise OutputError(f"'{path}' has frames of {size_hw}; got one of {image.shape[:2]}")
                     frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image[:height, :width]), "rgb24")
-                    if fps is None:
-                        assert time_s is not None
-                        start_s = time_s if last < 0 else start_s
-                        frame.pts = last = max(last + 1, round((time_s - start_s) / _MILLISECOND))
-                        frame.time_base = _MILLISECOND
+                    time_s = count / fps if time_s is None else time_s
+                    start_s = start_s if count else time_s
+                    frame.pts = last = max(last + 1, round((time_s - start_s) / _TICK))
+                    frame.time_base = _TICK
+                    count += 1
                     container.mux(stream.encode(frame))
 
                 yield write
@@ -264,14 +306,14 @@ def _planar(frame: Any, ready: Any) -> YuvImage:
         frame.width,
         Colours.of(int(frame.colorspace), full),
         lambda: _rgb(frame),
-        _turns(frame),
+        _orientation(frame),
         bool(frame.interlaced_frame),
         ready,
     )
 
 
 def _rgb(frame: Any) -> NDArray[np.uint8]:
-    return _upright(_download(frame) if frame.format.name == "cuda" else frame, _turns(frame))
+    return _upright(_download(frame) if frame.format.name == "cuda" else frame, _orientation(frame))
 
 
 def _download(frame: Any) -> Any:
@@ -279,12 +321,19 @@ def _download(frame: Any) -> Any:
     return frame.reformat(format="yuv420p")
 
 
-def _turns(frame: Any) -> int:
-    # Phones store the sensor's frame and a display rotation, in degrees counter-clockwise.
-    return round(getattr(frame, "rotation", 0) / 90) % 4
+def _orientation(frame: Any) -> int:
+    """Phones store the sensor's frame and a matrix that says how it is shown: 1 to 8, as in EXIF, the nearest for other angles."""
+    data = frame.side_data.get("DISPLAYMATRIX")
+    if data is None:
+        return 1
+    # A stored point (x, y) is shown at (a x + c y, b x + d y).
+    a, b, _, c, d, *_ = np.frombuffer(data, np.int32).tolist()
+    exchanged = abs(b) + abs(c) > abs(a) + abs(d)
+    turned = (exchanged, b < 0, c < 0) if exchanged else (exchanged, d < 0, a < 0)
+    return next(number for number, flips in ORIENTATIONS.items() if flips == turned)
 
 
-def _upright(frame: Any, turns: int | None = None) -> NDArray[np.uint8]:
+def _upright(frame: Any, orientation: int | None = None) -> NDArray[np.uint8]:
     av = import_av("reading videos")
     if not hasattr(_thread, "reformatter"):  # one per thread: that of a frame is created for each frame
         _thread.reformatter = av.video.reformatter.VideoReformatter()
@@ -294,5 +343,4 @@ def _upright(frame: Any, turns: int | None = None) -> NDArray[np.uint8]:
         raise ImageError(
             f"a frame in the pixel format {frame.format.name} cannot be converted to RGB: {error.strerror}"
         ) from error
-    turns = _turns(frame) if turns is None else turns
-    return np.ascontiguousarray(np.rot90(image, turns)) if turns else image
+    return upright(image, _orientation(frame) if orientation is None else orientation)

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from on_device import OnDevice
 
-from detrt.backends.gpu.decoder import GpuDecoder, upright
+from detrt.backends.gpu.decoder import GpuDecoder, upright_tensor
 from detrt.backends.gpu.yuv import GpuImage
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.openvino.config import OpenVinoRun
@@ -81,7 +81,7 @@ def test_images_stand_upright(orientation):
     encoded = load_encoded(data)
     assert isinstance(encoded, EncodedImage) and encoded.shape == want.shape
     stored = torch.from_numpy(np.array(Image.open(io.BytesIO(data))))
-    assert np.array_equal(upright(stored, encoded.orientation).numpy(), want)
+    assert np.array_equal(upright_tensor(stored, encoded.orientation).numpy(), want)
     assert np.array_equal(encoded.rgb(), want)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...data.images import ImageSource, load_encoded
-from ...data.raw_image import EncodedImage, LoadedImage, RawImage
+from ...data.raw_image import ORIENTATIONS, EncodedImage, LoadedImage, RawImage
 from ...errors import ImageError, MissingPackageError, SessionError, install_hint
 from .yuv import GpuImage
 
@@ -101,7 +101,7 @@ class GpuDecoder:
         assert self._jpegs is not None
         tensors = self._jpegs.decode([file.data for file in files])
         return [
-            None if pixels is None else upright(pixels, file.orientation).clone(memory_format=torch.contiguous_format)
+            None if pixels is None else upright_tensor(pixels, file.orientation).clone(memory_format=torch.contiguous_format)
             for pixels, file in zip(tensors, files, strict=True)
         ]
 
@@ -128,16 +128,13 @@ class GpuDecoder:
             self.counts[what] += number
 
 
-def upright(pixels: Tensor, orientation: int) -> Tensor:
-    """(height, width, 3) as stored -> as seen, for an orientation of EXIF."""
-    if orientation in (5, 7):
+def upright_tensor(pixels: Tensor, orientation: int) -> Tensor:
+    """(height, width, 3) as stored -> as seen, for an orientation of EXIF; the twin of `data.raw_image.upright`."""
+    exchanged, rows, columns = ORIENTATIONS.get(orientation, ORIENTATIONS[1])
+    if exchanged:
         pixels = pixels.transpose(0, 1)
-    if orientation == 2:
-        return pixels.flip(1)
-    if orientation == 4:
-        return pixels.flip(0)
-    turns = {3: 2, 6: 3, 7: 2, 8: 1}.get(orientation, 0)
-    return torch.rot90(pixels, turns, (0, 1)) if turns else pixels
+    reversed_axes = [axis for axis, flipped in enumerate((rows, columns)) if flipped]
+    return pixels.flip(reversed_axes) if reversed_axes else pixels
 
 
 PACKAGE = "nvidia-nvimgcodec-cu13"

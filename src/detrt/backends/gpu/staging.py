@@ -199,7 +199,7 @@ def _plane_shapes(image: LoadedImage) -> tuple[tuple[int, ...], ...]:
 def _layout_key(image: LoadedImage) -> Hashable:
     """Everything about an image that its layout and its conversion on the device depend on."""
     if isinstance(image, YuvImage):
-        return image.on_gpu, image.height, image.width, image.colours, image.turns, image.fields
+        return image.on_gpu, image.height, image.width, image.colours, image.orientation, image.fields
     return type(image), image.shape
 
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...data.raw_image import Colours, LoadedImage, RawImage, YuvImage, yuv_to_rgb
+from ...data.raw_image import ORIENTATIONS, Colours, LoadedImage, RawImage, YuvImage, upright, yuv_to_rgb
 from ...models.ops.msda import triton_available
 from .staging import BatchLayout
 
@@ -24,7 +24,7 @@ def fill_rgb(
     u: Tensor,
     v: Tensor,
     colours: Colours,
-    turns: int = 0,
+    orientation: int = 1,
     fields: bool = False,
     *,
     kernel: bool | None = None,
@@ -39,23 +39,23 @@ def fill_rgb(
         u: half of that, rounded up; rows and columns may have strides.
         v: as `u`.
         colours: the conversion.
-        turns: as in `YuvImage`.
+        orientation: as in `YuvImage`.
         fields: as in `YuvImage`.
         kernel: use the Triton kernel; None: if it can run.
     """
     height, width = y.shape
     if not (triton_available() and rgb.is_cuda if kernel is None else kernel):
         image = yuv_to_rgb(y.cpu().numpy(), u.cpu().numpy(), v.cpu().numpy(), colours, fields)
-        rgb.copy_(torch.from_numpy(np.ascontiguousarray(np.rot90(image, turns))).reshape(-1))
+        rgb.copy_(torch.from_numpy(upright(image, orientation)).reshape(-1))
         return
     from .yuv_triton import rgb_kernel
 
-    base, down, across = (
-        (0, width, 1),
-        ((width - 1) * height, 1, -height),
-        (height * width - 1, -width, -1),
-        (height - 1, -1, height),
-    )[turns % 4]
+    exchanged, rows, columns = ORIENTATIONS[orientation]
+    # Steps in the upright image, in pixels, from one row of the frame to the next and from one column to the next.
+    steps = (1, height) if exchanged else (width, 1)
+    down_reversed, across_reversed = (columns, rows) if exchanged else (rows, columns)
+    down, across = (-step if flipped else step for step, flipped in zip(steps, (down_reversed, across_reversed), strict=True))
+    base = steps[0] * (height - 1) * down_reversed + steps[1] * (width - 1) * across_reversed
     rgb_kernel[(height, -(-width // BLOCK))](
         y,
         u,
@@ -128,7 +128,7 @@ def convert_to_rgb(block: Tensor, plan: BatchLayout, images: Sequence[LoadedImag
         planes = [block[offset : offset + int(np.prod(shape))].view(shape) for offset, shape in source.planes]
         y, u, v = planes if len(planes) == 3 else (planes[0], planes[1][..., 0], planes[1][..., 1])
         rgb = block[source.rgb : source.rgb + image.height * image.width * 3]
-        fill_rgb(rgb, y, u, v, image.colours, image.turns, image.fields)
+        fill_rgb(rgb, y, u, v, image.colours, image.orientation, image.fields)
 
 
 def _wait(ready: Any, pixels: Tensor | None) -> None:
