@@ -11,6 +11,7 @@ import onnx
 from onnx import numpy_helper
 
 from .nodes import rename_values, replace_nodes
+from .operators import kernel_margins
 from .view import GraphView, attribute
 
 
@@ -25,9 +26,8 @@ def merge_convolutions(model: onnx.ModelProto) -> int:
     for add in view.nodes:
         if add.op_type != "Add" or add.input[0] == add.input[1]:
             continue
-        pair = [view.producer.get(name) for name in add.input]
-        first, second = pair
-        if first is None or second is None or any(not _is_branch(view, node) for node in pair if node is not None):
+        first, second = (view.producer.get(name) for name in add.input)
+        if first is None or second is None or not (_is_branch(view, first) and _is_branch(view, second)):
             continue
         if first.input[0] != second.input[0] or _steps(first) != _steps(second):
             continue
@@ -76,28 +76,29 @@ def _steps(conv: onnx.NodeProto) -> tuple[object, ...]:
 
 def _sum(view: GraphView, first: onnx.NodeProto, second: onnx.NodeProto) -> tuple[np.ndarray, np.ndarray, list[int]] | None:
     """(weight, bias, pads) of the one convolution, or None where the kernels do not lie on each other."""
-    weights = [view.array(node.input[1]) for node in (first, second)]
-    large, small = sorted(zip((first, second), weights, strict=True), key=lambda row: -row[1].size)  # type: ignore[union-attr]
-    (_, wide), (_, narrow) = large, small
+    rows = [(view.array(node.input[1]), node) for node in (first, second)]
+    (wide, outer), (narrow, inner) = sorted(rows, key=lambda row: -row[0].size)  # type: ignore[union-attr]
     if wide is None or narrow is None or wide.shape[:2] != narrow.shape[:2] or wide.ndim != narrow.ndim:
         return None
     spatial = wide.ndim - 2
     dilations = list(attribute(first, "dilations") or [1] * spatial)  # type: ignore[call-overload]
-    pads, inner = (list(attribute(node, "pads") or [0] * 2 * spatial) for node, _ in (large, small))  # type: ignore[call-overload]
-    margins = []
-    for axis in range(spatial):
-        before, after = (outer - own for outer, own in zip(pads[axis::spatial], inner[axis::spatial], strict=True))
-        extra = (wide.shape[2 + axis] - narrow.shape[2 + axis]) * dilations[axis]
-        if before < 0 or after < 0 or before + after != extra or before % dilations[axis]:
-            return None
-        margins.append((before // dilations[axis], after // dilations[axis]))
+    wide_pads, narrow_pads = _pads(outer, spatial), _pads(inner, spatial)
+    margins = kernel_margins(wide.shape[2:], narrow.shape[2:], wide_pads, narrow_pads, dilations)
+    if margins is None:
+        return None
     # In FP64, because two roundings of a weight would be one more than a model that was trained so has.
     weight = wide.astype(np.float64) + np.pad(narrow.astype(np.float64), [(0, 0), (0, 0), *margins])
     bias = np.zeros(len(weight))
     for node in (first, second):
         if len(node.input) > 2 and node.input[2]:
             bias = bias + view.array(node.input[2])  # type: ignore[operator]
-    return weight.astype(wide.dtype), bias.astype(wide.dtype), pads
+    return weight.astype(wide.dtype), bias.astype(wide.dtype), [side for sides in zip(*wide_pads, strict=True) for side in sides]
+
+
+def _pads(conv: onnx.NodeProto, spatial: int) -> list[tuple[int, int]]:
+    """(before, after) of each spatial axis; ONNX lists what is before all of them first."""
+    pads = list(attribute(conv, "pads") or [0] * 2 * spatial)  # type: ignore[call-overload]
+    return list(zip(pads[:spatial], pads[spatial:], strict=True))
 
 
 def read_past_stacks(model: onnx.ModelProto) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 # Operators of deformable attention that only a TensorRT plugin runs, and how many axes their output has.
@@ -111,3 +111,27 @@ ELEMENTWISE = frozenset((
 ))  # fmt: skip
 # Discontinuous operators: rounding may put two equal computations on different sides of a step.
 STEPS = COMPARE.onnx - {"NonMaxSuppression"} | {"Floor", "Ceil", "Round"}
+
+
+def kernel_margins(
+    wide: Sequence[int],
+    narrow: Sequence[int],
+    wide_pads: Sequence[tuple[int, int]],
+    narrow_pads: Sequence[tuple[int, int]],
+    dilations: Sequence[int],
+) -> list[tuple[int, int]] | None:
+    """How many zeros make a narrow kernel of a convolution a wide one that computes the same: (before, after) of each axis.
+
+    Both read one image with the same strides and dilations. None: the narrow kernel does not lie inside of the wide one.
+
+    Args:
+        wide, narrow: sides of the kernels.
+        wide_pads, narrow_pads: (before, after) of the image's padding, pixels.
+    """
+    margins = []
+    for axis, step in enumerate(dilations):
+        before, after = (outer - own for outer, own in zip(wide_pads[axis], narrow_pads[axis], strict=True))
+        if before < 0 or after < 0 or before % step or before + after != (wide[axis] - narrow[axis]) * step:
+            return None
+        margins.append((before // step, after // step))
+    return margins

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ...graph.operators import kernel_margins
 from .nodes import MSDA, VIEWS, Constants, aten, is_pure, uniform, value_of
 
 # A larger tensor is not folded.
@@ -282,13 +283,12 @@ def _sum_of(constants: Constants, first: fx.Node, second: fx.Node) -> tuple[Tens
     (wide, bias, stride, padding, dilation, groups), (narrow, other, *steps) = sorted(rows, key=lambda row: -row[0].numel())
     if wide.shape[:2] != narrow.shape[:2] or [steps[0], steps[2], steps[3]] != [stride, dilation, groups]:
         return None
-    margins = []
-    for axis in (1, 0):  # torch pads the last axis first
-        margin, rest = divmod(padding[axis] - steps[1][axis], dilation[axis])
-        if rest or margin < 0 or wide.shape[2 + axis] - narrow.shape[2 + axis] != 2 * margin:
-            return None
-        margins += [margin, margin]
-    weight = wide.double() + torch.nn.functional.pad(narrow.double(), margins)
+    outer, inner = ([(side, side) for side in sides] for sides in (padding, steps[1]))
+    margins = kernel_margins(wide.shape[2:], narrow.shape[2:], outer, inner, dilation)
+    if margins is None:
+        return None
+    # torch pads the last axis first
+    weight = wide.double() + torch.nn.functional.pad(narrow.double(), [side for axis in reversed(margins) for side in axis])
     total = sum(
         (offset.double() for offset in (bias, other) if offset is not None), torch.zeros(len(wide), device=wide.device).double()
     )
