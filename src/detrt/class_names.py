@@ -11,6 +11,7 @@ import difflib
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Generic, TypeVar
 
 from .errors import SpecError
@@ -66,8 +67,8 @@ def class_ids(labels: Mapping[int, str], count: int, wanted: Iterable[ClassKey])
     wanted = list(wanted)
     if not wanted:
         raise SpecError("the list of classes is empty, which would keep nothing; name at least one class, or leave the list out")
-    index = NameIndex(labels)
-    return list(dict.fromkeys(one for key in wanted for one in _ids_of(labels, count, index, key)))
+    classes = _Classes(labels, count)
+    return list(dict.fromkeys(one for key in wanted for one in classes.ids(key)))
 
 
 def class_thresholds(labels: Mapping[int, str], count: int, wanted: Iterable[tuple[ClassKey, float]]) -> dict[int, float]:
@@ -77,11 +78,11 @@ def class_thresholds(labels: Mapping[int, str], count: int, wanted: Iterable[tup
         SpecError: an unknown class, one that is named twice, or a number that is no score.
     """
     found: dict[int, float] = {}
-    index = NameIndex(labels)
+    classes = _Classes(labels, count)
     for key, threshold in wanted:
         if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
             raise SpecError(f"the threshold of class {key!r} must be a number from 0 to 1; got {threshold!r}")
-        for class_id in _ids_of(labels, count, index, key):
+        for class_id in classes.ids(key):
             if class_id in found:
                 raise SpecError(
                     f"the class {labels.get(class_id, str(class_id))!r} (id {class_id}) has two thresholds; give it one"
@@ -161,7 +162,7 @@ def _items(text: str) -> Iterable[tuple[str, str | None]]:
         while text[at : at + 1].isspace():
             at += 1
         if text[at : at + 1] != '"':
-            end = text.find(",", at) % (len(text) + 1)
+            end = _next_comma(text, at)
             if name := text[at:end].strip():
                 yield name, None
             at = end + 1
@@ -177,48 +178,65 @@ def _items(text: str) -> Iterable[tuple[str, str | None]]:
             if text[at : at + 1] != '"':
                 break
             name, at = name + '"', at + 1
-        end = text.find(",", at) % (len(text) + 1)
+        end = _next_comma(text, at)
         yield name, text[at:end].strip()
         at = end + 1
 
 
-def _ids_of(labels: Mapping[int, str], count: int, index: NameIndex[int], key: ClassKey) -> list[int]:
-    if isinstance(key, str):
-        return _named(labels, count, index, key)
-    try:
-        if isinstance(key, bool):
-            raise TypeError
-        class_id = operator.index(key)
-    except TypeError:
-        raise SpecError(f"a class is a name or an id, such as 'person' or 0; got {key!r} ({type(key).__name__})") from None
-    if not 0 <= class_id < count:
-        raise SpecError(f"this model has no class of the id {class_id}; its ids are 0 to {count - 1}")
-    return [class_id]
+def _next_comma(text: str, at: int) -> int:
+    """Where the next comma stands, or the text ends."""
+    found = text.find(",", at)
+    return len(text) if found < 0 else found
 
 
-def _named(labels: Mapping[int, str], count: int, index: NameIndex[int], name: str) -> list[int]:
-    if found := index.keys(name):
-        return found
-    digits = name.strip()
-    if digits.lower().startswith(_ID):
-        digits = digits[len(_ID) :]
-    elif any(label.strip().isdecimal() for label in labels.values()):
-        digits = ""  # a number would be taken for one of the names
-    if digits.isascii() and digits.isdecimal() and len(digits) < 10 and int(digits) < count:
-        return [int(digits)]
-    raise SpecError(f"this model has no class {name!r}; {_hint(labels, count, name)}")
+class _Classes:
+    """The classes of a model. labels: names by id. count: number of classes."""
 
+    def __init__(self, labels: Mapping[int, str], count: int) -> None:
+        self.labels, self.count = labels, count
+        self._index = NameIndex(labels)
 
-def _hint(labels: Mapping[int, str], count: int, name: str) -> str:
-    names = dict.fromkeys(labels.values())
-    longer = [label for label in names if "," in label and folded(name) in map(folded, label.split(","))]
-    if longer:
-        return f'names that have commas stand in double quotes: "{longer[0]}"'
-    if name.strip().isdecimal():
-        return f"ids are written id:{name.strip()}, where names are numbers, and go from 0 to {count - 1}"
-    by_fold = {folded(label): label for label in names}
-    close = [by_fold[one] for one in difflib.get_close_matches(folded(name), by_fold, n=3)]
-    if close:
-        return f"did you mean {', '.join(close)}?"
-    shown = list(names)[:_SHOWN]
-    return f"it has: {', '.join(shown)}{' ...' if len(names) > len(shown) else ''}"
+    @cached_property
+    def _has_numbers(self) -> bool:
+        """Whether a class is called by a number, for which a number would be taken."""
+        return any(label.strip().isdecimal() for label in self.labels.values())
+
+    def ids(self, key: ClassKey) -> list[int]:
+        """The ids of a name, or the id. Raises SpecError."""
+        if isinstance(key, str):
+            return self._named(key)
+        try:
+            if isinstance(key, bool):
+                raise TypeError
+            class_id = operator.index(key)
+        except TypeError:
+            raise SpecError(f"a class is a name or an id, such as 'person' or 0; got {key!r} ({type(key).__name__})") from None
+        if not 0 <= class_id < self.count:
+            raise SpecError(f"this model has no class of the id {class_id}; its ids are 0 to {self.count - 1}")
+        return [class_id]
+
+    def _named(self, name: str) -> list[int]:
+        if found := self._index.keys(name):
+            return found
+        digits = name.strip()
+        if digits.lower().startswith(_ID):
+            digits = digits[len(_ID) :]
+        elif self._has_numbers:
+            digits = ""
+        if digits.isascii() and digits.isdecimal() and len(digits) < 10 and int(digits) < self.count:
+            return [int(digits)]
+        raise SpecError(f"this model has no class {name!r}; {self._hint(name)}")
+
+    def _hint(self, name: str) -> str:
+        names = dict.fromkeys(self.labels.values())
+        longer = [label for label in names if "," in label and folded(name) in map(folded, label.split(","))]
+        if longer:
+            return f'names that have commas stand in double quotes: "{longer[0]}"'
+        if name.strip().isdecimal():
+            return f"ids are written id:{name.strip()}, where names are numbers, and go from 0 to {self.count - 1}"
+        by_fold = {folded(label): label for label in names}
+        close = [by_fold[one] for one in difflib.get_close_matches(folded(name), by_fold, n=3)]
+        if close:
+            return f"did you mean {', '.join(close)}?"
+        shown = list(names)[:_SHOWN]
+        return f"it has: {', '.join(shown)}{' ...' if len(names) > len(shown) else ''}"
