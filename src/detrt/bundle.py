@@ -22,7 +22,7 @@ from .errors import DetrtError, EngineError, OutputError, SpecError
 from .graph.external import data_locations
 from .spec import SCHEMA, ModelSpec, Precision
 
-MANIFEST = "detrt.json"
+MANIFEST = files.MANIFEST
 PROVENANCE_KEY = "detrt.provenance"  # of the metadata of an ONNX file
 
 

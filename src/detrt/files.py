@@ -37,27 +37,28 @@ _LINE_END = re.compile("\r\n|\r|\n")
 
 
 def read_text(
-    path: Path | str | os.PathLike, what: str, error: type[DetrtError] = SpecError, *, most: int = _LONGEST_TEXT
+    path: Path | str | os.PathLike, what: str, error: type[DetrtError] = SpecError, *, most: int = _LONGEST_TEXT, advice: str = ""
 ) -> str:
     """A text file: UTF-8, with a byte order mark or without one, or UTF-16 or UTF-32 with theirs.
 
     Args:
-        what: the file in messages, e.g. "labels file". error: the kind to raise. most: bytes that are read.
+        what: the file in messages, e.g. "labels file". error: the kind to raise. most: bytes that are read. advice: what to do besides,
+            e.g. "build it again".
 
     Raises:
         DetrtError: of the kind `error`: missing, too large, or not text.
     """
-    path = Path(path)
+    path, more = Path(path), f"; {advice}" if advice else ""
     try:
         if path.stat().st_size > most:
-            raise error(f"the {what} '{path}' has {path.stat().st_size} bytes; at most {most} are read: give a text file")
+            raise error(f"the {what} '{path}' has {path.stat().st_size} bytes; at most {most} are read: give a text file{more}")
         return decode_text(path.read_bytes())
     except FileNotFoundError:
-        raise error(f"there is no {what} '{path}'; check the path") from None
+        raise error(f"there is no {what} '{path}'; check the path{more}") from None
     except OSError as failure:
-        raise error(f"the {what} '{path}' cannot be read: {failure.strerror}; give a text file") from None
+        raise error(f"the {what} '{path}' cannot be read: {failure.strerror}; give a text file{more}") from None
     except UnicodeError as failure:
-        raise error(f"the {what} '{path}' is not UTF-8 text ({failure}); save it as UTF-8") from None
+        raise error(f"the {what} '{path}' is not UTF-8 text ({failure}); save it as UTF-8{more}") from None
 
 
 def decode_text(data: bytes) -> str:
@@ -91,23 +92,16 @@ def read_lines(
 
 
 def read_json(path: Path | str | os.PathLike, what: str, error: type[DetrtError] = SpecError, *, advice: str = "") -> Any:
-    """The value in a JSON file, in the encodings of `read_text`.
-
-    Args:
-        advice: what to do about a damaged file, e.g. "build it again".
+    """The value in a JSON file, in the encodings of `read_text`; `advice` as there.
 
     Raises:
         DetrtError: of the kind `error`: missing, not text, not JSON, or nested too deeply.
     """
-    more = f"; {advice}" if advice else ""
-    try:
-        text = read_text(path, what, error, most=_LONGEST_JSON)
-    except error as failure:
-        raise error(f"{failure}{more}") from None
+    text = read_text(path, what, error, most=_LONGEST_JSON, advice=advice)
     try:
         return parse_json(text)
     except ValueError as failure:
-        raise error(f"the {what} '{path}' cannot be read as JSON: {failure}{more}") from None
+        raise error(f"the {what} '{path}' cannot be read as JSON: {failure}" + (f"; {advice}" if advice else "")) from None
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -130,7 +124,8 @@ def sha256_of(path: Path) -> str:
 
 
 # What a folder holds that is read as one: a bundle by its manifest, a checkpoint as a whole; of other folders what is no text.
-_MANIFEST, _MODEL = "detrt.json", (".safetensors", ".onnx", ".bin", ".pt", ".pth", ".engine", "config.json")
+MANIFEST = "detrt.json"
+_MODEL = (".safetensors", ".onnx", ".bin", ".pt", ".pth", ".engine", "config.json")
 _TEXTS = (".json", ".jsonl", ".csv", ".txt", ".html", ".md")
 _kept: frozenset[str] = frozenset()  # real paths of files that the running command reads
 
@@ -193,11 +188,11 @@ def _is_part(folder: Path, file: Path) -> bool:
     place = Path(os.path.realpath(folder))
     if not file.is_relative_to(place):
         return False
-    manifest = place / _MANIFEST
+    manifest = place / MANIFEST
     if manifest.is_file():
         name = file.relative_to(place).as_posix()
         with contextlib.suppress(OSError):
-            return name == _MANIFEST or name.removesuffix(".json") in manifest.read_text("utf-8", errors="replace")
+            return name == MANIFEST or name.removesuffix(".json") in manifest.read_text("utf-8", errors="replace")
     if any(one.name.endswith(_MODEL) for one in place.iterdir()):
         return True
     return file.suffix.lower() not in _TEXTS

@@ -85,7 +85,4 @@ def _count(workers: int) -> str:
 def _api_key(path: Path | None) -> str | None:
     if path is None:
         return os.environ.get("DETRT_API_KEY") or None
-    try:
-        return files.read_text(path, "key file", SessionError).strip()
-    except SessionError as error:
-        raise SessionError(f"{error}, and write the key into it") from None
+    return files.read_text(path, "key file", SessionError, advice="write the key into it").strip()
