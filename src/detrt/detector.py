@@ -151,7 +151,7 @@ class Detector:
         check_changes(Detector.__init__, changes)
         check_threshold(threshold)
         check_threshold(text_threshold, "text_threshold")
-        check_model(model)
+        check_model(model, sessions=True)
         batch_size, max_detections = check_integer(batch_size, "batch_size"), check_integer(max_detections, "max_detections")
         resize_threads = check_integer(resize_threads, "resize_threads") or 1
         size_hw = pixel_size(size_hw, "size_hw")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..bundle import MANIFEST, Bundle, BundleFile, EngineFacts, open_whole, text_encoder_beside
-from ..data.arguments import check_device, check_integer, refuse
+from ..data.arguments import check_device, check_integer, check_model
 from ..errors import DetrtError, EngineError, MissingPackageError, PromptError, SessionError, SpecError
 from ..models.load import FLAGS, LoadChanges, LoadOptions, changed, check_changes, takes_load_options
 from ..models.source import checkpoint_inside
@@ -91,8 +91,7 @@ def open_session(
         SpecError, EngineError, SourceError, MissingPackageError: from the one that opens it.
     """
     check_changes(open_session, changes)
-    if not isinstance(ref, (str, os.PathLike)):
-        raise refuse("model", "a path or reference, such as 'bundle/' or 'hf:org/name'", ref)
+    check_model(ref)
     device, threads, streams = check_device(device), check_integer(threads, "threads"), check_integer(streams, "streams")
     tuning = {name: value for name, value in (("performance", performance), ("streams", streams)) if value is not None}
     choices = _Choices(backend, device, threads, tuning, spec, eager_kernels, rounded)

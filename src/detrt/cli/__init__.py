@@ -60,8 +60,7 @@ class _Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         *_, named = self.make_parser(ctx).parse_args(args=list(args))
-        for option, times in Counter(id(one) for one in named).items():
-            parameter = next(one for one in named if id(one) == option)
+        for parameter, times in Counter(named).items():
             decides = not getattr(parameter, "is_flag", False) or parameter.secondary_opts
             if times > 1 and decides and not getattr(parameter, "multiple", True) and parameter.nargs == 1:
                 raise DetrtError(f"{' or '.join(parameter.opts)} is given {times} times, and takes one value; give it once")

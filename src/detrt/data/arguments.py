@@ -59,10 +59,12 @@ def pixel_size(value: Any, name: str) -> tuple[int, int] | None:
     return height, width
 
 
-def check_model(value: Any) -> None:
-    """Raise ArgumentError for what is neither a reference to a model nor an open session."""
-    if not isinstance(value, (str, os.PathLike)) and not (hasattr(value, "run") and hasattr(value, "info")):
-        raise refuse("model", "a path or reference, such as 'bundle/' or 'hf:org/name', or an open session", value)
+def check_model(value: Any, *, sessions: bool = False) -> None:
+    """Raise ArgumentError for what is no reference to a model. sessions: an open session is taken, too."""
+    if isinstance(value, (str, os.PathLike)) or (sessions and hasattr(value, "run") and hasattr(value, "info")):
+        return
+    more = ", or an open session" if sessions else ""
+    raise refuse("model", f"a path or reference, such as 'bundle/' or 'hf:org/name'{more}", value)
 
 
 def one_image(value: Any) -> ImageSource | None:

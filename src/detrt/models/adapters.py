@@ -125,6 +125,8 @@ def _merge(base: dict[str, Tensor], given: Mapping[str, Tensor], config: Mapping
 
 
 def _add(base: dict[str, Tensor], layer: str, parts: Mapping[str, Tensor], config: Mapping[str, Any], ref: str) -> None:
+    import torch
+
     kind = "lora_embedding_" if "lora_embedding_A" in parts else "lora_"
     first, second = parts.get(f"{kind}A"), parts.get(f"{kind}B")
     unknown = set(parts) - {f"{kind}A", f"{kind}B", "lora_B.bias"}
@@ -151,9 +153,8 @@ def _add(base: dict[str, Tensor], layer: str, parts: Mapping[str, Tensor], confi
             f"'{ref}': the adapter of '{layer}' has A {list(a.shape)} and B {list(b.shape)}; linear layers, 2D convolutions without groups and embeddings are merged"
         )
     _check_shape(ref, f"{layer}.{kind}A and B", change.shape, weight.shape)
-    base[target] = (weight.double() + scale * change).to(
-        weight.dtype if weight.is_floating_point() and weight.itemsize > 2 else first.new_empty(0).float().dtype
-    )
+    wide = weight.dtype if weight.is_floating_point() and weight.itemsize > 2 else torch.float32
+    base[target] = (weight.double() + scale * change).to(wide)
     bias = parts.get("lora_B.bias")
     if bias is not None:
         if f"{layer}.bias" not in base:
