@@ -23,7 +23,7 @@ OPTIONS = [
     *({"threshold": value} for value in ("0.5", True, None, float("nan"), 1.5, -0.1)),
     *({"text_threshold": value} for value in ("0.5", True, 2)),
     *({"device": value} for value in (-1, True, 1.0, b"cpu", ["cpu"], {})),
-    *({"size_hw": value} for value in ((1,), (1, 2, 3), {}, "x", "12x", (0, 5), ("8", "8"), (1.5, 2), True, b"8")),
+    *({"size": value} for value in ((1,), (1, 2, 3), {}, "x", "12x", (0, 5), ("8", "8"), (1.5, 2), True, b"8")),
     *({"classes": value} for value in ("cat", 0, b"cat", [None], [1.5], [True], [])),
     *({"class_thresholds": {0: value}} for value in ("0.5", True, None, 2)),
     *({"image_decoder": value} for value in ("GPU", None, 1)),

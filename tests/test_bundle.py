@@ -51,6 +51,14 @@ def bundle(tmp_path):
     return made
 
 
+def test_bundles_from_before_the_renaming_open(bundle):
+    path = bundle.folder / MANIFEST
+    text = path.read_text(encoding="utf-8")
+    assert text.count('"runtime_version"') == 1
+    path.write_text(text.replace('"runtime_version"', '"tensorrt_version"'), encoding="utf-8")
+    assert Bundle.open(bundle.folder).files == bundle.files
+
+
 def test_round_trip(bundle):
     found = Bundle.open(bundle.folder)
     assert found == bundle

@@ -94,10 +94,10 @@ def test_with_a_mask_all_sizes_share_a_batch():
 def test_size():
     log = []
     session = make_session(make_spec(**EDGE, mask=True), log=log)
-    Detector(session, size_hw=(8, 8))([red(16, 24, 50)])
+    Detector(session, size=(8, 8))([red(16, 24, 50)])
     assert log == [(1, 3, 8, 8)]
     with pytest.raises(SpecError, match="9x12"):
-        Detector(make_session(make_spec()), size_hw=(9, 12))
+        Detector(make_session(make_spec()), size=(9, 12))
 
 
 def test_a_session_of_one_size_decides_the_size():

@@ -45,7 +45,7 @@ def spec_seeds(folder: Path) -> list[Path]:
     cases += json.loads((CASES / "preprocess_cases.json").read_text("utf-8"))["cases"][:4]
     engine = {
         "target": "tensorrt",
-        "tensorrt_version": "10.9",
+        "runtime_version": "10.9",
         "compute_capabilities": [89, 90],
         "precision": "fp16",
         "profile": {"pixel_values": {"min": [1, 3, 8, 8], "opt": [1, 3, 8, 8], "max": [4, 3, 8, 8]}},

@@ -100,7 +100,7 @@ public:
     inputs_ = file.engine->inputs;
     outputs_ = file.engine->outputs;
     profile_ = file.engine->profile;
-    const std::string has = libtorch::torch_version(), built = file.engine->tensorrt_version;
+    const std::string has = libtorch::torch_version(), built = file.engine->runtime_version;
     // A package is machine code for one libtorch version: another one may load it and return wrong results.
     if (has.substr(0, has.find('+')) != built.substr(0, built.find('+')))
       throw Error(ErrorKind::session, "'" + file.path + "' was compiled by PyTorch " + built +

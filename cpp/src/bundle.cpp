@@ -53,7 +53,8 @@ EngineFacts engine_of(const Json& json) {
   const Fields fields(json, "engine facts:");
   EngineFacts facts;
   facts.target = fields.text("target");
-  facts.tensorrt_version = fields.text("tensorrt_version");
+  // Older bundles call it "tensorrt_version".
+  facts.runtime_version = fields.text(fields.has("tensorrt_version") ? "tensorrt_version" : "runtime_version");
   facts.precision = fields.text("precision");
   if (fields.has("options") && fields.at("options").is_object()) {
     const Json& options = fields.at("options");

@@ -140,9 +140,9 @@ std::string refusal(const BundleFile& file, int device) {
     return "'" + file.path + "' was built for the target " + facts.target + ", this libdetrt is linked with " +
            library_name;
   const std::string version = library_version();
-  const bool newer = facts.version_compatible && version_numbers(version) >= version_numbers(facts.tensorrt_version);
-  if (!newer && !same_version(facts.tensorrt_version, version))
-    return "'" + file.path + "' was built with " + library_name + " " + facts.tensorrt_version +
+  const bool newer = facts.version_compatible && version_numbers(version) >= version_numbers(facts.runtime_version);
+  if (!newer && !same_version(facts.runtime_version, version))
+    return "'" + file.path + "' was built with " + library_name + " " + facts.runtime_version +
            (facts.version_compatible ? " and runs on it and newer ones; this is " : " and runs only on it; this is ") + version + ": install that version, or build the engine again";
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);

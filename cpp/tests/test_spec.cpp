@@ -148,7 +148,7 @@ TEST_CASE("a damaged manifest is refused") {
     const char* message;
   };
   const Json engine = {{"target", "tensorrt"},
-                       {"tensorrt_version", "10.1"},
+                       {"runtime_version", "10.1"},
                        {"compute_capabilities", {90}},
                        {"precision", "fp32"},
                        {"profile", {{"pixel_values", {{"min", {1, 3}}, {"opt", {2, 3}}, {"max", {4, 3}}}}}},

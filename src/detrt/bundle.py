@@ -23,6 +23,7 @@ from .graph.external import data_locations
 from .spec import SCHEMA, ModelSpec, Precision
 
 MANIFEST = files.MANIFEST
+_OLD_VERSION = "tensorrt_version"  # what `EngineFacts.runtime_version` was called in bundles before its name told the truth
 PROVENANCE_KEY = "detrt.provenance"  # of the metadata of an ONNX file
 
 
@@ -85,8 +86,8 @@ class CpuSpeed:
 class EngineFacts:
     """What an engine was built for, kept in its sidecar.
 
-    target: "tensorrt-rtx", "tensorrt", "inductor-cpu" or "inductor-cuda" (then tensorrt_version is PyTorch's), "openvino" (then it
-        is OpenVINO's). compute_capabilities: e.g. (86, 89).
+    target: "tensorrt-rtx", "tensorrt", "inductor-cpu", "inductor-cuda" or "openvino". runtime_version: of the library that built it
+        and runs it: TensorRT, PyTorch or OpenVINO. compute_capabilities: e.g. (86, 89).
     profile: input name -> {"min": [...], "opt": [...], "max": [...]}. precision: e.g. "fp32".
     onnx_sha256: digest of the ONNX file it was built from. layers: number of network layers.
     options: the caller's choices. inputs, outputs: {"name", "dtype", "shape"}, a symbolic axis is its name.
@@ -98,7 +99,7 @@ class EngineFacts:
     """
 
     target: str
-    tensorrt_version: str
+    runtime_version: str
     compute_capabilities: tuple[int, ...]
     precision: str
     profile: Mapping[str, Mapping[str, list[int]]]
@@ -126,6 +127,8 @@ class EngineFacts:
     def from_dict(cls, data: Mapping[str, Any]) -> EngineFacts:
         if not isinstance(data, Mapping):
             raise SpecError(f"engine facts must be a JSON object; got {data!r}")
+        if _OLD_VERSION in data and "runtime_version" not in data:
+            data = {"runtime_version" if name == _OLD_VERSION else name: value for name, value in data.items()}
         known = {f.name for f in fields(cls)}
         unknown = set(data) - known
         if unknown:
@@ -152,7 +155,7 @@ class EngineFacts:
 
 _LIST = (list, tuple)
 _ENGINE_TYPES: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("target", "tensorrt_version", "precision", "onnx_sha256"), str),
+    **dict.fromkeys(("target", "runtime_version", "precision", "onnx_sha256"), str),
     **dict.fromkeys(("profile", "options", "layer_types", "multiply_adds", "kernels"), Mapping),
     **dict.fromkeys(("compute_capabilities", "inputs", "outputs"), _LIST),
     **dict.fromkeys(("layers", "build_seconds", "peak_memory_mib", "activation_bytes"), (int, float)),

@@ -86,7 +86,7 @@ class Detector:
         model: a bundle, ONNX file, engine or checkpoint, as `open_session` takes it; or a session. The detector closes it.
         threshold: lowest score that is reported, 0 to 1.
         batch_size: images that run together; None: the fixed or largest batch size of the model, else 1.
-        size_hw: (height, width) of the input in pixels, for models with a dynamic size; None: the model's own.
+        size: (height, width) of the input in pixels, for models with a dynamic size; None: the model's own.
         classes: names or ids to report; None: all.
         class_thresholds: name or id of a class -> its threshold, instead of `threshold`.
         max_detections: most detections of an image; None: no limit.
@@ -127,7 +127,7 @@ class Detector:
         *,
         threshold: float = 0.5,
         batch_size: int | None = None,
-        size_hw: SizeHW | None = None,
+        size: SizeHW | int | None = None,
         classes: Sequence[str | int] | None = None,
         class_thresholds: Mapping[str | int, float] | None = None,
         max_detections: int | None = None,
@@ -154,7 +154,7 @@ class Detector:
         check_model(model, sessions=True)
         batch_size, max_detections = check_integer(batch_size, "batch_size"), check_integer(max_detections, "max_detections")
         resize_threads = check_integer(resize_threads, "resize_threads") or 1
-        size_hw = pixel_size(size_hw, "size_hw")
+        size_hw = pixel_size(size, "size")
         check_image_decoder(image_decoder)
         if color not in COLORS:
             raise ValueError(f"color must be one of {', '.join(COLORS)}; got {color!r}")
@@ -209,7 +209,7 @@ class Detector:
     def _choose_batches(self, size_hw: SizeHW | None, batch_size: int | None, on_device: bool, image_decoder: str) -> None:
         """Input size, batch size, and what resizes and decodes the images."""
         info = self.session.info
-        self.size_hw = self._checked_size(size_hw)
+        self.size = self._checked_size(size_hw)
         self._sizes = info.sizes if size_hw is None else ()
         self._runner = self.session.image_runner if on_device and self.spec.input.antialias else None
         self.decoder: GpuDecoder | None = None
@@ -356,7 +356,7 @@ class Detector:
     def __repr__(self) -> str:
         info, spec = self.session.info, self.spec
         finds = "takes a prompt" if info.text is not None else f"{len(spec.labels)} classes"
-        size = self.size_hw or spec.input.size_hw
+        size = self.size or spec.input.size_hw
         return (
             f"<Detector {spec.name or 'unnamed'} ({spec.family}): {finds}, input {size[0]}x{size[1]}, batch size {self.batch_size}, "
             f"{info.name}, threshold {self.threshold:g}>"
@@ -412,7 +412,7 @@ class Detector:
         plans = plan_batches(
             [(image.shape[0], image.shape[1]) for image in images],
             self.spec.input,
-            size_hw=self.size_hw,
+            size_hw=self.size,
             sizes=self._sizes,
             split=None if prompts is None else lambda group: self._split(group, prompts),
             fill=self.session.info.fixed_batch,

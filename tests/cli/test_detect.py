@@ -53,7 +53,7 @@ def test_every_output_at_once(cli, place):
 
 def test_video(cli, place):
     pytest.importorskip("av", reason="av is not installed")
-    with video_writer(place / "clip.mp4", fps=5, size_hw=(16, 24)) as write:
+    with video_writer(place / "clip.mp4", fps=5, size=(16, 24)) as write:
         for index in range(6):
             write(np.full((16, 24, 3), (0, 0, 255 * (index >= 3)), np.uint8))
     rows = cli("detect", "bundle", "clip.mp4", "--json", "-", "-q", "--every", 2).lines

@@ -118,7 +118,7 @@ def test_metrics(place):
 
 
 def test_a_file_as_a_camera(cli, place):
-    with video_writer(place / "clip.mp4", fps=20, size_hw=(16, 24)) as write:
+    with video_writer(place / "clip.mp4", fps=20, size=(16, 24)) as write:
         for level in range(20):
             write(np.full((16, 24, 3), 12 * level, np.uint8))
     rows = cli("detect", "bundle", "clip.mp4", "--live", "--json", "-", "-q").lines
@@ -135,7 +135,7 @@ def test_modules_are_not_collected_while_cameras_run(cli, place, monkeypatch):
     """A collection over all that is loaded would hold frames up."""
     frozen, real = [], streams.detect_streams
     monkeypatch.setattr(streams, "detect_streams", lambda *given: frozen.append(gc.get_freeze_count()) or real(*given))
-    with video_writer(place / "clip.mp4", fps=20, size_hw=(16, 24)) as write:
+    with video_writer(place / "clip.mp4", fps=20, size=(16, 24)) as write:
         for _ in range(3):
             write(np.zeros((16, 24, 3), np.uint8))
     cli("detect", "bundle", "clip.mp4", "--live", "--json", "-", "-q")
@@ -143,7 +143,7 @@ def test_modules_are_not_collected_while_cameras_run(cli, place, monkeypatch):
 
 
 def test_a_real_rtsp_server(cli, place):
-    with video_writer(place / "clip.mp4", fps=20, size_hw=(48, 64)) as write:
+    with video_writer(place / "clip.mp4", fps=20, size=(48, 64)) as write:
         for level in range(30):
             write(np.full((48, 64, 3), 8 * level, np.uint8))
     with rtsp_server(place / "clip.mp4", "viewer:hunter2") as address:

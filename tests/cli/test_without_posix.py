@@ -43,7 +43,7 @@ def test_commands(place):
     pytest.importorskip("av", reason="needs the 'video' extra")
     from detrt.data.video import video_writer
 
-    with video_writer(place / "clip.mp4", fps=20, size_hw=(16, 24)) as write:
+    with video_writer(place / "clip.mp4", fps=20, size=(16, 24)) as write:
         from detrt.data.images import load_image
 
         for name in ("blue", "black", "blue"):

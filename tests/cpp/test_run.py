@@ -125,7 +125,7 @@ def test_bad_input_is_a_message(build, sanitized, bundle, photos, tmp_path):
         ([edit("gpu", other("compute_capabilities", [90]))], "and PyTorch sees no GPU here"),
         ([edit("form", other("options", {"format": "artifact"}))], "of the form that only Python opens"),
         ([edit("prompted", lambda d: d.update(spec=prompted))], "models that take a prompt run in Python only"),
-        ([edit("version", other("tensorrt_version", "2.1.0"))], "was compiled by PyTorch 2.1.0"),
+        ([edit("version", other("runtime_version", "2.1.0"))], "was compiled by PyTorch 2.1.0"),
         ([edit("facts", lambda d: d["files"][0].update(engine=None))], "does not say which tensors"),
         ([edit("none-of-it", lambda d: d.update(files=[]))], "the bundle has no compiled package"),
         ([bundle, "--batch", str(LARGEST + 1)], f"batch must be from 1 to {LARGEST} with this model"),

@@ -214,7 +214,7 @@ def test_a_decoder_that_is_late_goes_on_with_a_key_frame():
 
 def test_a_file_is_read_at_its_own_speed(tmp_path):
     path = tmp_path / "clip.mp4"
-    with video_writer(path, fps=20, size_hw=(64, 64)) as write:
+    with video_writer(path, fps=20, size=(64, 64)) as write:
         for level in range(20):
             write(np.full((64, 64, 3), 10 * level, np.uint8))
     started = time.monotonic()

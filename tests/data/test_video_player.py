@@ -151,7 +151,7 @@ def test_a_copy_has_the_times_of_the_original(suffix, every, tmp_path):
 
 @pytest.mark.parametrize("rate", [24000 / 1001, 25, 30000 / 1001, 50, 60000 / 1001, 60, 7.5, 1 / 3])
 def test_written_rates(rate, tmp_path):
-    with video_writer(tmp_path / "v.mp4", fps=rate, size_hw=(16, 16)) as put:
+    with video_writer(tmp_path / "v.mp4", fps=rate, size=(16, 16)) as put:
         for _ in range(12):
             put(np.zeros((16, 16, 3), np.uint8))
     assert video_facts(tmp_path / "v.mp4").fps == pytest.approx(rate, rel=2e-5)
@@ -176,7 +176,7 @@ MATRICES = {
 
 def oriented(path, matrix):
     """A video with the matrix in the header of its track."""
-    with video_writer(path, fps=5, size_hw=(48, 64)) as put:
+    with video_writer(path, fps=5, size=(48, 64)) as put:
         rows, columns = np.mgrid[:48, :64]
         for _ in range(2):
             put(np.stack((rows * 5, columns * 3, (rows > 24) * 200), -1).astype(np.uint8))

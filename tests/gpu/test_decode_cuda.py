@@ -67,7 +67,7 @@ def model(tmp_path_factory: Any) -> Any:
 def clip(tmp_path_factory: Any) -> Any:
     pytest.importorskip("av")
     path = tmp_path_factory.mktemp("clip") / "clip.mp4"
-    with video_writer(path, fps=10, size_hw=(240, 320)) as write:
+    with video_writer(path, fps=10, size=(240, 320)) as write:
         for seed in range(30):
             write(draw_scene(seed // 3, size_hw=(240, 320)).image)
     return path

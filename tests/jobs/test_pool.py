@@ -71,7 +71,7 @@ def test_the_same_in_the_same_order(cli, place):
     """Images, a broken one and a video through one process and through three."""
     pytest.importorskip("av", reason="av is not installed")
     shades(place / "many", 40, bad=(7,))
-    with video_writer(place / "many" / "020.mp4", fps=5, size_hw=(16, 24)) as write:
+    with video_writer(place / "many" / "020.mp4", fps=5, size=(16, 24)) as write:
         for index in range(12):
             write(np.full((16, 24, 3), (0, 0, 20 * index), np.uint8))
     outputs = ["-t", 0.1, "--batch", 3, "--coco", "o.json", "--csv", "o.csv", "--json", "-", "-q"]

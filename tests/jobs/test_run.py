@@ -218,7 +218,7 @@ def test_outside_of(folder):
 def clip(folder):
     pytest.importorskip("av", reason="av is not installed")
     path = folder / "clip.mp4"
-    with video_writer(path, fps=10, size_hw=(33, 48)) as write:
+    with video_writer(path, fps=10, size=(33, 48)) as write:
         for index in range(12):
             image = np.zeros((33, 48, 3), np.uint8)
             image[..., 2] = 255 if index >= 6 else 0
@@ -294,15 +294,15 @@ def test_video_without_av(folder, monkeypatch):
 
 
 def test_video_writer_failures(clip, folder):
-    with pytest.raises(ZeroDivisionError), video_writer("half.mp4", fps=5, size_hw=(32, 48)) as write:
+    with pytest.raises(ZeroDivisionError), video_writer("half.mp4", fps=5, size=(32, 48)) as write:
         write(np.zeros((32, 48, 3), np.uint8))
         raise ZeroDivisionError
     with (
         pytest.raises(OutputError, match=r"\(32, 48\).*\(4, 4\)"),
-        video_writer("a.mp4", fps=5, size_hw=(32, 48)) as w,
+        video_writer("a.mp4", fps=5, size=(32, 48)) as w,
     ):
         w(np.zeros((4, 4, 3), np.uint8))
-    with pytest.raises(OutputError, match="1, 5"), video_writer("a.mp4", fps=5, size_hw=(1, 5)):
+    with pytest.raises(OutputError, match="1, 5"), video_writer("a.mp4", fps=5, size=(1, 5)):
         pass
     assert not list(folder.glob("*half*")) and not list(folder.glob("*a.mp4*"))
 

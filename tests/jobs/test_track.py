@@ -127,7 +127,7 @@ def test_the_embedded_detector_on_a_moving_scene(tmp_path):
     from detrt.data.video import video_writer
 
     truth = []
-    with video_writer(tmp_path / "scene.mp4", fps=FPS, size_hw=(HEIGHT, WIDTH)) as write:
+    with video_writer(tmp_path / "scene.mp4", fps=FPS, size=(HEIGHT, WIDTH)) as write:
         for step in range(STEPS):
             image, boxes = draw_scene(step / FPS)
             truth.append(boxes)

@@ -50,7 +50,7 @@ def distances(detector, nvinfer, images, most=20):
 def test_frames_of_the_size_of_the_network(exported, tmp_path, name, options, size):
     """Where nothing is resized, the numbers are those of detrt."""
     path = exported(name, **options).path
-    with Detector(path, threshold=0.0, size_hw=size) as detector:
+    with Detector(path, threshold=0.0, size=size) as detector:
         height, width = size or detector.spec.input.size_hw
         app = write_deepstream(path, tmp_path / "app", DeepStreamConfig((height, width), size, threshold=0.0))
         assert any(note.startswith("masks are ") for note in app.notes) is detector.spec.has_masks
@@ -169,7 +169,7 @@ def test_a_stretching_family_on_photographs(cli, real_data, tmp_path):
 def test_a_letterboxing_family_on_photographs(exported, real_data, tmp_path):
     """DETR in one size: the aspect ratio is kept, the rest is padding; a graph for each size of a photograph."""
     path, found, apps = exported("detr").path, [], {}
-    with Detector(path, threshold=0.0, size_hw=(320, 320)) as detector:
+    with Detector(path, threshold=0.0, size=(320, 320)) as detector:
         for image in photographs(real_data):
             frame = image.shape[:2]
             if frame not in apps:

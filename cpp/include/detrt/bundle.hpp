@@ -20,7 +20,7 @@ struct Profile {
 // What an engine was built for; see EngineFacts in src/detrt/bundle.py.
 struct EngineFacts {
   std::string target;                    // "tensorrt-rtx" or "tensorrt"
-  std::string tensorrt_version;          // "1.7.1.116", "10.13.3.9"
+  std::string runtime_version;          // "1.7.1.116", "10.13.3.9"
   std::vector<int> compute_capabilities; // 86, 89
   std::string precision;
   std::string format; // options.format of a compiled package: "aoti", or "artifact", which only Python opens

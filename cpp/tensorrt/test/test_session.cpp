@@ -31,7 +31,7 @@ struct Bench {
     file.sha256 = detrt::sha256_of(folder.path / file.path);
     file.engine.emplace();
     file.engine->target = "tensorrt";
-    file.engine->tensorrt_version = fake::version();
+    file.engine->runtime_version = fake::version();
     file.engine->compute_capabilities = {90};
   }
   Bench(const Bench&) = delete;

@@ -127,8 +127,8 @@ def _measure_target(ref: str, load: LoadOptions, target: RunTarget, meter: Meter
         more: Row = {"open_s": round(time.perf_counter() - start, 3)}
         session = _bound(ref, opened, config)
         if not session.info.sizes:  # a session of several sizes checks by itself
-            check_size(session.spec.input, config.size_hw)
-        size = config.size_hw or _own_size(session)
+            check_size(session.spec.input, config.size)
+        size = config.size or _own_size(session)
         more["build_s"] = build_seconds(ref, session, size)
         rows, feeds = _latencies(ref, session, size, gpu_before, meter)
         if config.ground_truth is not None and rows:
@@ -173,7 +173,7 @@ def _latencies(ref: str, session: Session, size: tuple[int, int], gpu_before: in
         size_hw = size if session.spec.input.dynamic else None
         feeds = preprocess(images, session.spec, size_hw=size_hw).feeds
         first = feeds if first is None else first
-        detector = Detector(session, batch_size=batch, size_hw=size_hw)
+        detector = Detector(session, batch_size=batch, size=size_hw)
 
         def forward(feeds: Any = feeds) -> object:
             return session.run(feeds)
@@ -217,8 +217,8 @@ def _average_precision(session: Session, config: BenchConfig) -> float | None:
     assert config.ground_truth is not None and config.images is not None
     # A prompt of the user's own does not stand for the categories of a data set.
     model = unbound(session)
-    size = config.size_hw if model.info.text is None and session.spec.input.dynamic else None
-    return evaluate_coco(model, config.ground_truth, config.images, size_hw=size).metrics["AP"]
+    size = config.size if model.info.text is None and session.spec.input.dynamic else None
+    return evaluate_coco(model, config.ground_truth, config.images, size=size).metrics["AP"]
 
 
 def _parts(ref: str, session: Session, row: Row, feeds: Any, config: BenchConfig) -> Row:

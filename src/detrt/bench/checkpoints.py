@@ -43,7 +43,7 @@ def measure_checkpoint(model: str, config: BenchConfig, folder: Path) -> Row:
     load_seconds = time.perf_counter() - start
     if source.spec.text is not None:
         raise SessionError(f"'{model}' takes a prompt; build a bundle, and measure that with --prompt: detrt build {model}")
-    size = config.size_hw or source.spec.input.size_hw
+    size = config.size or source.spec.input.size_hw
     pinned = config.fixed or not source.spec.input.dynamic
     export = ExportConfig(msda=config.msda or "auto", height=size[0] if pinned else None, width=size[1] if pinned else None)
     start = time.perf_counter()
@@ -91,7 +91,7 @@ def _latencies(source: Any, onnx: Path, size: tuple[int, int], batch: int, confi
     with OnnxSession(onnx, threads=config.threads) as session:
         size_hw = size if session.spec.input.dynamic else None
         feeds = preprocess(images, session.spec, size_hw=size_hw).feeds
-        detector = Detector(session, batch_size=batch, size_hw=size_hw)
+        detector = Detector(session, batch_size=batch, size=size_hw)
         calls = {"forward": lambda: session.run(feeds), "end_to_end": lambda: detector(images)}
         rows = meter.measure(model, session.info.name, calls, batch, size, None)
     if config.torch is not False:

@@ -26,7 +26,7 @@ class BenchConfig:
 
     Attributes:
         batches: batch sizes; checkpoints take one.
-        size_hw: (height, width) of the input in pixels; None: the model's own.
+        size: (height, width) of the input in pixels; None: the model's own.
         repeats, warmup: timed runs, and runs before them.
         threads: of PyTorch, ONNX Runtime and OpenVINO; None: all cores.
         load: how checkpoints are read, also those of `against`; without them, ONNX files of other exporters.
@@ -53,7 +53,7 @@ class BenchConfig:
     """
 
     batches: tuple[int, ...] = (1,)
-    size_hw: tuple[int, int] | None = None
+    size: tuple[int, int] | None = None
     repeats: int = 7
     warmup: int = 2
     threads: int | None = None
@@ -84,8 +84,8 @@ class BenchConfig:
                 raise DetrtError(f"--{name} must be from {low} to 10000; got {value}")
         if self.threads is not None and self.threads < 1:
             raise DetrtError(f"--threads must be at least 1, or left out for all cores; got {self.threads}")
-        if self.size_hw is not None and not all(1 <= side <= LARGEST_SIDE for side in self.size_hw):
-            height, width = self.size_hw
+        if self.size is not None and not all(1 <= side <= LARGEST_SIDE for side in self.size):
+            height, width = self.size
             raise DetrtError(f"size must be from 1 to {LARGEST_SIDE} pixels per side; got {height}x{width}")
         for flag, given, allowed in (("--scopes", self.scopes, SCOPES), ("--backends", self.backends, BACKENDS)):
             if unknown := sorted(set(given) - set(allowed)):

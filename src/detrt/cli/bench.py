@@ -90,7 +90,7 @@ def bench(
     show.check_json(json_file)
     config = BenchConfig(
         batches=parse_numbers(batch, "--batch"),
-        size_hw=None if size is None else parse_size(size),
+        size=None if size is None else parse_size(size),
         repeats=repeats,
         warmup=warmup,
         threads=threads,

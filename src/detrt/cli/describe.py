@@ -93,7 +93,7 @@ def engine_facts(facts: EngineFacts) -> dict[str, Any]:
     """What an engine was built for and what it needs, as JSON-ready values."""
     return {
         "target": facts.target,
-        ("tensorrt" if facts.target.startswith("tensorrt") else "version"): facts.tensorrt_version,
+        ("tensorrt" if facts.target.startswith("tensorrt") else "version"): facts.runtime_version,
         "compute_capabilities": list(facts.compute_capabilities),
         "precision": facts.precision,
         "layers": facts.layers,

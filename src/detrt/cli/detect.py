@@ -97,7 +97,7 @@ class DetectorOptions:
         found = {
             "threshold": self.threshold,
             "batch_size": self.batch,
-            "size_hw": self.size,
+            "size": self.size,
             "classes": None if self.classes is None else list(self.classes),
             "max_detections": self.max_detections,
             "prompt": prompt.read(),

@@ -37,7 +37,7 @@ class ReportConfig:
         target: one of REPORT_TARGETS.
         precisions: of the graph, the reference of AP first.
         batches: batch sizes; AP is measured with the first.
-        size_hw: (height, width) in pixels; None: the model's own.
+        size: (height, width) in pixels; None: the model's own.
         repeats: timed runs after ten that are not counted.
         keep: folder for the bundles; None: they are deleted.
 
@@ -62,9 +62,9 @@ class ReportConfig:
             "parse": partial(parse_numbers, flag="--batches"),
         },
     )
-    size_hw: tuple[int, int] | None = field(
+    size: tuple[int, int] | None = field(
         default=None,
-        metadata={"help": "Input size: 640 or HEIGHTxWIDTH.", "flag": "--size", "panel": "Size", "parse": parse_size},
+        metadata={"help": "Input size: 640 or HEIGHTxWIDTH.", "panel": "Size", "parse": parse_size},
     )
     repeats: int = field(default=50, metadata={"help": "Timed runs."})
     ground_truth: Path | None = field(default=None, metadata={"help": "Annotations in COCO's format; needs --images."})
@@ -95,7 +95,7 @@ class ReportConfig:
         """What is measured of one bundle."""
         data = {"ground_truth": self.ground_truth, "images": self.images} if evaluated else {}
         return BenchConfig(
-            batches=(batch,), size_hw=self.size_hw, repeats=self.repeats, warmup=10, scopes=("forward",),
+            batches=(batch,), size=self.size, repeats=self.repeats, warmup=10, scopes=("forward",),
             backends=(_BACKENDS.get(self.target, "tensorrt"),), providers=("cpu",) if self.target == ONNX else (),
             prompt=self.prompt, **data,
         )  # fmt: skip

@@ -68,7 +68,7 @@ def run_report(models: Sequence[str], config: ReportConfig, load: LoadOptions, p
             row["AP change"] = round(row["AP"] - reference, 5)
     settings = {
         "target": config.target, "precisions": list(config.precisions), "batches": list(config.batches), "repeats": config.repeats,
-        "size": config.size_hw, "ground_truth": config.ground_truth and str(config.ground_truth), "prompt": config.prompt,
+        "size": config.size, "ground_truth": config.ground_truth and str(config.ground_truth), "prompt": config.prompt,
         "calibration": config.calibration and str(config.calibration), "load": load.choices(),
     }  # fmt: skip
     return {"machine": machine(), "config": settings, "rows": rows}
@@ -93,7 +93,7 @@ def _rows(
     """A row for each batch size. The graph is exported once, and an engine built from it for each batch size."""
     stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", model).strip("-.") + "." + precision
     about = {"model": model, "precision": precision}
-    height, width = config.size_hw or (None, None)
+    height, width = config.size or (None, None)
 
     def step(stage: str, fraction: float | None, text: str) -> None:
         progress(f"{model} {precision}: {stage}", fraction, text)

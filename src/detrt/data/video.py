@@ -164,8 +164,8 @@ class VideoGpu(Protocol):
 
 
 @contextlib.contextmanager
-def video_writer(path: str | os.PathLike, *, fps: float, size_hw: tuple[int, int]) -> Iterator[Callable[..., None]]:
-    """Write an MP4; yields a function that takes a frame, (H, W, 3) uint8 RGB of `size_hw`, and its time in seconds.
+def video_writer(path: str | os.PathLike, *, fps: float, size: tuple[int, int]) -> Iterator[Callable[..., None]]:
+    """Write an MP4; yields a function that takes a frame, (H, W, 3) uint8 RGB of `size`, and its time in seconds.
 
     Frames without times follow each other at `fps`, which is otherwise the rate that the header names. The video starts with its
     first frame. An odd side loses its last row or column, because the codec needs even ones. The file appears when the block ends
@@ -175,9 +175,9 @@ def video_writer(path: str | os.PathLike, *, fps: float, size_hw: tuple[int, int
         OutputError: it cannot be written. MissingPackageError: PyAV is not installed.
     """
     av = import_av("writing videos")
-    height, width = (side - side % 2 for side in size_hw)
+    height, width = (side - side % 2 for side in size)
     if min(height, width) < 2:
-        raise OutputError(f"cannot write '{path}': a video needs frames of 2x2 or more; got {size_hw}")
+        raise OutputError(f"cannot write '{path}': a video needs frames of 2x2 or more; got {size}")
     codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
     with writing(path) as temporary:
         try:
@@ -189,8 +189,8 @@ def video_writer(path: str | os.PathLike, *, fps: float, size_hw: tuple[int, int
 
                 def write(image: NDArray[np.uint8], time_s: float | None = None) -> None:
                     nonlocal start_s, last, count
-                    if image.shape[:2] != tuple(size_hw):
-                        raise OutputError(f"'{path}' has frames of {size_hw}; got one of {image.shape[:2]}")
+                    if image.shape[:2] != tuple(size):
+                        raise OutputError(f"'{path}' has frames of {size}; got one of {image.shape[:2]}")
                     frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image[:height, :width]), "rgb24")
                     time_s = count / fps if time_s is None else time_s
                     start_s = start_s if count else time_s

@@ -88,7 +88,7 @@ def evaluate_coco(
     images_dir: Path | str,
     *,
     batch_size: int = 4,
-    size_hw: SizeHW | None = None,
+    size: SizeHW | int | None = None,
     resume: Path | str | None = None,
     limit: int | None = None,
     model: str = "",
@@ -108,7 +108,7 @@ def evaluate_coco(
         images_dir: folder of the images.
         batch_size: images that run together. A resumed run has the same batches, because the padding of an image may depend on
             its neighbours.
-        size_hw: (height, width) of the model's input; None: the model's own.
+        size: (height, width) of the model's input; None: the model's own.
         resume: a JSON-lines file that gets every batch when it is done; batches that it holds already are not run again.
         limit: evaluate the first so many images.
         model: what the resume file is bound to; see `identity`.
@@ -137,7 +137,7 @@ def evaluate_coco(
     batches = [range(first, min(first + batch_size, len(ids))) for first in range(0, len(ids), batch_size)]
     detector = None
     if detect_batches is None:
-        detector = Detector(session, threshold=0.0, batch_size=batch_size, size_hw=size_hw, image_decoder=image_decoder)  # type: ignore[arg-type]
+        detector = Detector(session, threshold=0.0, batch_size=batch_size, size=size, image_decoder=image_decoder)  # type: ignore[arg-type]
     by_image: dict[Any, list[Row]] = {}
     with contextlib.ExitStack() as stack:
         state = None

@@ -65,7 +65,7 @@ class AnnotatedCopies:
                 self.finish_video()
                 fps = video_facts(found.input.path, count=False).fps / self.every
                 size_hw = found.record.detections.image_size_hw
-                self._write = self._stack.enter_context(video_writer(path, fps=fps, size_hw=size_hw))
+                self._write = self._stack.enter_context(video_writer(path, fps=fps, size=size_hw))
                 self._video = found.input
             self._write(np.asarray(image), found.record.time_s)
             return
@@ -116,7 +116,7 @@ class StreamCopies:
             file.stack.close()
             file.number, file.size_hw = file.number + 1, size_hw
             path = self._path(found.input, file.number)
-            file.write = file.stack.enter_context(video_writer(path, fps=_LIVE_FPS, size_hw=size_hw))
+            file.write = file.stack.enter_context(video_writer(path, fps=_LIVE_FPS, size=size_hw))
         assert found.image is not None
         image = draw_detections(found.image, found.record.detections, font=self.font)
         file.write(np.asarray(image), found.record.time_s)

@@ -41,7 +41,7 @@ class ServeConfig:
     devices: as `detrt.system.parse_devices` returns them; empty: the CPU, or the first GPU with the backend "tensorrt".
     threads: per CPU worker; None: cores divided by workers. openvino: how OpenVINO models run; with "throughput" a worker divides
         a batch among its streams.
-    size_hw: another (height, width) of the input, for models with a dynamic size. image_decoder: as `detrt.Detector` takes it.
+    size: another (height, width) of the input, for models with a dynamic size. image_decoder: as `detrt.Detector` takes it.
     queue: largest number of waiting images; None: 32 batches per worker, at least 256. Further requests are refused (429).
     timeout_s: longest time from a request to its response. body_timeout_s: longest time for a body to arrive.
     drain_s: longest time that requests have to finish after SIGTERM.
@@ -94,9 +94,9 @@ class ServeConfig:
         metadata={"help": "auto, onnxruntime, onnxruntime-rtx, openvino, tensorrt, inductor or torch."},
     )
     openvino: OpenVinoRun = field(default_factory=OpenVinoRun)
-    size_hw: tuple[int, int] | None = field(
+    size: tuple[int, int] | None = field(
         default=None,
-        metadata={"help": "Input size: 640 or HEIGHTxWIDTH.", "flag": "--size", "panel": "Size", "parse": parse_size},
+        metadata={"help": "Input size: 640 or HEIGHTxWIDTH.", "panel": "Size", "parse": parse_size},
     )
     image_decoder: str = field(
         default="cpu",

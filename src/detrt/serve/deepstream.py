@@ -156,10 +156,10 @@ def letterbox(given: InputSpec, config: DeepStreamConfig, notes: list[str]) -> L
     Raises:
         SpecError: a model that keeps the aspect ratio, without the size of the frames, or one that pads as nvinfer does not.
     """
-    check_size(given, config.size_hw)
+    check_size(given, config.size)
     stretches = given.resize == "stretch"
     if stretches and config.resize == "nvinfer":
-        size = config.size_hw or given.size_hw
+        size = config.size or given.size_hw
         return Letterbox(size, size, size)
     frame = config.frame_hw or (FULL_HD if stretches else None)
     if frame is None:
@@ -167,7 +167,7 @@ def letterbox(given: InputSpec, config: DeepStreamConfig, notes: list[str]) -> L
             f"this model keeps the aspect ratio ({preprocessing_words(given)}), so its graph depends on the size of the frames: give "
             "--frame HEIGHTxWIDTH, the height and width of nvstreammux, e.g. --frame 1080x1920"
         )
-    plan = plan_batch([frame], given, config.size_hw)
+    plan = plan_batch([frame], given, config.size)
     wanted = plan.resized_hw[0]
     if config.resize == "graph":
         resize = None if wanted == frame == plan.tensor_hw else _resize(frame, plan, given)

@@ -18,7 +18,7 @@ class DeepStreamConfig:
     """Choices for nvinfer.
 
     frame_hw: of the frames that reach nvinfer, which are those of nvstreammux; None: FULL_HD, for models that stretch.
-    size_hw: input size of the detector; None: its own. resize: the "graph" resizes, exactly as detrt does, or "nvinfer", whose filters
+    size: input size of the detector; None: its own. resize: the "graph" resizes, exactly as detrt does, or "nvinfer", whose filters
         are others. no_masks: boxes alone, of a model that has masks.
 
     Raises:
@@ -33,9 +33,7 @@ class DeepStreamConfig:
             "parse": partial(parse_size, flag="--frame"),
         },
     )
-    size_hw: tuple[int, int] | None = field(
-        default=None, metadata={"help": "Input size: 640 or HEIGHTxWIDTH.", "flag": "--size", "parse": parse_size}
-    )
+    size: tuple[int, int] | None = field(default=None, metadata={"help": "Input size: 640 or HEIGHTxWIDTH.", "parse": parse_size})
     resize: str = field(
         default="graph",
         metadata={"help": "The graph resizes frames, exactly as detrt does; or nvinfer, with less memory and other pixels."},

@@ -187,7 +187,7 @@ class Pool:
             threads=c.threads_on(device),
             backend=c.backend,
             openvino=c.openvino,
-            size_hw=c.size_hw,
+            size_hw=c.size,
             max_batch=c.max_batch,
             max_pixels=c.max_pixels,
             image_decoder=c.image_decoder,
@@ -448,7 +448,7 @@ class Calls:
         # An image that is rotated by its EXIF orientation may wait in another lane than it should; the worker splits a batch by
         # the sizes that it decodes.
         size_hw = stored_size(task.data)
-        return "images" if size_hw is None else ("images", resized_size(size_hw, model.spec.input, self.config.size_hw))
+        return "images" if size_hw is None else ("images", resized_size(size_hw, model.spec.input, self.config.size))
 
 
 async def _disconnected(request: Request) -> None:

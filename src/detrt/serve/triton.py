@@ -245,7 +245,7 @@ def _core(bundle: Bundle, config: TritonConfig) -> tuple[_Core, list[str]]:
             "TensorRT version: detrt build MODEL -o OUT --target tensorrt; or use --backend onnxruntime"
         )
     core = _engine_core(bundle, usable)
-    versions = sorted({entry.engine.tensorrt_version for entry in usable if entry.engine})
+    versions = sorted({entry.engine.runtime_version for entry in usable if entry.engine})
     notes.append(f"Triton must have TensorRT {', '.join(versions)}, which built the engine")
     return core, notes
 

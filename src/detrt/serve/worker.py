@@ -239,7 +239,7 @@ class Model:
                 session,
                 threshold=0.0,
                 batch_size=limit,
-                size_hw=setup.size_hw,
+                size=setup.size_hw,
                 resize_threads=resizers,
                 image_decoder=setup.image_decoder,
             )
@@ -261,7 +261,7 @@ class Model:
             outputs=tuple(session.outputs),
             backend=session.info.name,
             max_batch=self.detector.batch_size,
-            size_hw=self.detector.size_hw or self.spec.input.size_hw,
+            size_hw=self.detector.size or self.spec.input.size_hw,
             takes_prompt=self.takes_prompt,
             takes_task=text is not None and text.kind == "classes",
             takes_query_images=session.info.takes_query_images,

@@ -154,7 +154,7 @@ def test_frames_go_to_the_device_as_they_are(exported, tmp_path):
     from detrt.data.video import video_writer
 
     clip = Input(tmp_path / "clip.mp4", "video")
-    with video_writer(clip.path, fps=10, size_hw=(48, 64)) as write:
+    with video_writer(clip.path, fps=10, size=(48, 64)) as write:
         for _ in range(5):
             write(np.repeat(np.repeat(source(6, 8), 8, 0), 8, 1))
     path = exported("detr").path

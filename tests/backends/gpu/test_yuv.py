@@ -75,7 +75,7 @@ def clip(tmp_path_factory):
     from detrt.data.scenes.scene import draw_scene
 
     path = tmp_path_factory.mktemp("clip") / "clip.mp4"
-    with video_writer(path, fps=10, size_hw=(120, 160)) as write:
+    with video_writer(path, fps=10, size=(120, 160)) as write:
         for seed in range(5):
             write(draw_scene(seed, size_hw=(120, 160)).image)
     return path

@@ -76,8 +76,8 @@ def test_every_image_gets_its_size(sessions):
 def test_a_size_that_was_not_built(sessions):
     sized = SizedSession(sessions)
     with pytest.raises(SpecError, match="compiled for 64x96, 96x64"):
-        Detector(sized, size_hw=(32, 32))
-    assert Detector(sized, size_hw=TALL).size_hw == TALL
+        Detector(sized, size=(32, 32))
+    assert Detector(sized, size=TALL).size == TALL
     feeds = {PIXEL_VALUES: np.zeros((1, 3, 32, 32), np.uint8), PIXEL_MASK: np.ones((1, 32, 32), np.int64)}
     with pytest.raises(SessionError, match="there is no package for 32x32"):
         sized.run(feeds)

@@ -79,7 +79,7 @@ def test_bundle_and_sidecar(folder):
     (entry,), (weights,) = bundle.of_kind("openvino"), bundle.of_kind("openvino-weights")
     assert (entry.path, weights.path) == ("model.openvino.xml", "model.openvino.bin")
     facts = entry.engine
-    assert facts.target == "openvino" and facts.precision == "fp32" and facts.tensorrt_version == runtime.version()
+    assert facts.target == "openvino" and facts.precision == "fp32" and facts.runtime_version == runtime.version()
     assert facts.options["opset"] == 18 and facts.options["weights_sha256"] == weights.sha256
     assert facts.inputs[0]["shape"] == ["batch", 3, "height", "width"]
     sidecar = json.loads((folder / "model.openvino.xml.json").read_text())

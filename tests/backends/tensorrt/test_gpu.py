@@ -125,8 +125,8 @@ def test_arrays_and_images_share_a_session(exported, tmp_path, version, monkeypa
         with_runner(session, stream=object())
         from detrt.data.preprocess import preprocess
 
-        with Detector(onnx, threshold=0.0, size_hw=SIZE) as here, Detector(session, threshold=0.0, size_hw=SIZE) as there:
-            want, feeds = here(image), preprocess([image], onnx.spec, size_hw=SIZE).feeds
+        with Detector(onnx, threshold=0.0, size=SIZE) as here, Detector(session, threshold=0.0, size=SIZE) as there:
+            want, feeds = here(image), preprocess([image], onnx.spec, size=SIZE).feeds
             exact = onnx.run(feeds)
             for _ in range(6):
                 assert np.allclose(there(image).boxes_xyxy, want.boxes_xyxy, atol=1e-3)
@@ -156,8 +156,8 @@ def test_an_engine_that_cannot_be_recorded_runs_without_a_graph(exported, tmp_pa
     with OnnxSession(path) as onnx:
         session, _ = opened(path, tmp_path, "10", onnx)
         with (
-            Detector(onnx, threshold=0.0, size_hw=SIZE) as here,
-            Detector(with_runner(session, object()), threshold=0.0, size_hw=SIZE) as there,
+            Detector(onnx, threshold=0.0, size=SIZE) as here,
+            Detector(with_runner(session, object()), threshold=0.0, size=SIZE) as there,
         ):
             for _ in range(4):
                 assert np.allclose(there(image).boxes_xyxy, here(image).boxes_xyxy, atol=1e-3)
@@ -170,7 +170,7 @@ def test_without_cuda_in_pytorch_images_are_resized_on_the_cpu(exported, tmp_pat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with OnnxSession(path) as onnx:
         session, _ = opened(path, tmp_path, "10", onnx)
-        with Detector(onnx, threshold=0.0, size_hw=SIZE) as here, Detector(session, threshold=0.0, size_hw=SIZE) as there:
+        with Detector(onnx, threshold=0.0, size=SIZE) as here, Detector(session, threshold=0.0, size=SIZE) as there:
             assert there.ahead == 0 and "resized on the CPU" in session.info.note
             for want, got in zip(here(given), there(given), strict=True):
                 assert np.array_equal(want.boxes_xyxy, got.boxes_xyxy)
@@ -180,7 +180,7 @@ def test_shapes_outside_the_profile_are_refused(exported, tmp_path):
     path = exported("detr").path
     with OnnxSession(path) as onnx:
         session, _ = opened(path, tmp_path, "10", onnx)
-        with Detector(with_runner(session), size_hw=(192, 160)) as there, pytest.raises(SessionError, match="192"):
+        with Detector(with_runner(session), size=(192, 160)) as there, pytest.raises(SessionError, match="192"):
             there(images((40, 60)))
         with pytest.raises(SessionError, match="closed"):
             session.output_shapes(((1, 3, 64, 64),))
@@ -234,7 +234,7 @@ def test_a_server_opens_an_engine_on_the_first_gpu(exported, tmp_path, monkeypat
             return session
 
         monkeypatch.setattr(worker, "open_session", open_session)
-        config = ServeConfig(named_models([str(path)]), backend="tensorrt", size_hw=SIZE, max_batch=2)
+        config = ServeConfig(named_models([str(path)]), backend="tensorrt", size=SIZE, max_batch=2)
         (setup,) = Pool(config, Metrics())._setups
         served = worker.Model(config.models[0], setup)
         served.warm_up()
@@ -258,6 +258,6 @@ def test_no_run_of_another_thread_is_captured_with_a_batch(exported, tmp_path, m
             return download(*arguments)
 
         monkeypatch.setattr(runner._HostBuffers, "download", start_download)
-        with Detector(session, threshold=0.0, batch_size=1, size_hw=SIZE) as there:
+        with Detector(session, threshold=0.0, batch_size=1, size=SIZE) as there:
             there(images((50, 70), (40, 60)))
     assert held == [True, True]

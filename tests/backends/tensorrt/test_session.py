@@ -61,7 +61,7 @@ def write(tmp_path, *, native_inputs=INPUTS, native_outputs=OUTPUTS, spec=SPEC, 
     path.write_bytes(fake_engine_bytes(native_inputs, native_outputs, profile))
     values = {
         "target": "tensorrt-rtx",
-        "tensorrt_version": VERSIONS.get(changes.get("target", ""), VERSION),
+        "runtime_version": VERSIONS.get(changes.get("target", ""), VERSION),
         "compute_capabilities": (86, 89),
         "precision": "fp32",
         "profile": profile,
@@ -165,7 +165,7 @@ def test_a_failed_capture_stops_no_other_shape(tmp_path):
     ("built", "installed"), [("10.3.0", "10.3.0.26"), ("10.13.3.9.post1", "10.13.3.9"), ("8.5.3", "8.5.3.1")]
 )
 def test_one_release_has_several_spellings(tmp_path, built, installed):
-    path = write(tmp_path, target="tensorrt", tensorrt_version=built)
+    path = write(tmp_path, target="tensorrt", runtime_version=built)
     open_fake(path, "tensorrt", version=installed)[0].close()
     with pytest.raises(EngineError, match="runs only on it"):
         open_fake(path, "tensorrt", version="10.3.1.26")
@@ -185,7 +185,7 @@ def test_an_engine_of_tensorrt_8_runs_with_int64_feeds(tmp_path):
         return {**model(given), "top": given["pixel_mask"].max((1, 2)).astype(np.int32)}
 
     native = {"native_inputs": inputs, "native_outputs": outputs}
-    path = write(tmp_path, target="tensorrt", tensorrt_version="8.5.3.1", **native, **declared)
+    path = write(tmp_path, target="tensorrt", runtime_version="8.5.3.1", **native, **declared)
     session, cuda = open_fake(path, "tensorrt", function, version="8.5.3.1")
     assert {i.name: i.dtype for i in session.inputs}["pixel_mask"] == "int64"
     for step in range(4):
@@ -348,7 +348,7 @@ def test_a_failing_model_is_a_session_error(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "options", "parts"),
     [
-        ({"tensorrt_version": "1.6.0.1"}, {}, ["1.6.0.1", VERSION, "detrt build"]),
+        ({"runtime_version": "1.6.0.1"}, {}, ["1.6.0.1", VERSION, "detrt build"]),
         ({"compute_capabilities": (120,)}, {}, ["120", "89", "--sm 89", "Fake GPU"]),
         ({}, {"cuda": FakeCuda(90)}, ["has 90", "--target tensorrt"]),
         ({"target": "openvino"}, {}, ["openvino"]),
@@ -368,7 +368,7 @@ def test_refusals(tmp_path, changes, options, parts):
 
 
 def test_version_compatible_engines_run_on_newer_versions_only(tmp_path):
-    path = write(tmp_path, target="tensorrt", tensorrt_version="10.9.0.34", options={"version_compatible": True})
+    path = write(tmp_path, target="tensorrt", runtime_version="10.9.0.34", options={"version_compatible": True})
     open_fake(path, "tensorrt", version="11.1.0.2")[0].close()
     with pytest.raises(EngineError, match="newer"):
         open_fake(path, "tensorrt", version="10.3.0")
@@ -437,7 +437,7 @@ def test_the_real_library_without_a_gpu(tmp_path):
     if importlib.util.find_spec("cuda") is not None and Cuda().device_count():
         pytest.skip("this machine has a GPU")
     trt = load_trt("tensorrt-rtx")
-    path = write(tmp_path, tensorrt_version=trt.version)
+    path = write(tmp_path, runtime_version=trt.version)
     # A fake device, so that the library itself is asked and says what it does not like.
     with pytest.raises(EngineError, match="refused the engine"):
         TensorRTSession(path, trt=trt, cuda=FakeCuda(89))
@@ -448,7 +448,7 @@ def test_without_cuda_python(tmp_path):
     pytest.importorskip("tensorrt_rtx_bindings", reason="needs detrt[rtx]")
     from detrt.backends.tensorrt.bindings import load_trt
 
-    path = write(tmp_path, tensorrt_version=load_trt("tensorrt-rtx").version)
+    path = write(tmp_path, runtime_version=load_trt("tensorrt-rtx").version)
     with pytest.raises(MissingPackageError, match=r"\.\[gpu\]"):
         TensorRTSession(path)
 

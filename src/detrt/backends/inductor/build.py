@@ -148,7 +148,7 @@ def build_package(
         files.remove(temporary)
     facts = EngineFacts(
         target=config.label,
-        tensorrt_version=result["torch"],
+        runtime_version=result["torch"],
         compute_capabilities=sms,
         precision=precision,
         profile=result["profile"],

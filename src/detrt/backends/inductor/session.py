@@ -215,8 +215,8 @@ def _device(torch: Any, kind: str, requested: str | None, name: str) -> Any:
 def _check_versions(torch: Any, facts: EngineFacts, name: str, device: Any) -> None:
     """Compiled code calls PyTorch's libraries, so it runs only with the version that compiled it."""
     rebuild = "build it again with: detrt build MODEL -o OUT --target inductor"
-    if facts.tensorrt_version != torch.__version__:
-        raise EngineError(f"'{name}' was compiled by PyTorch {facts.tensorrt_version}, here is {torch.__version__}; {rebuild}")
+    if facts.runtime_version != torch.__version__:
+        raise EngineError(f"'{name}' was compiled by PyTorch {facts.runtime_version}, here is {torch.__version__}; {rebuild}")
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         if major * 10 + minor not in facts.compute_capabilities:

@@ -66,7 +66,7 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     weights = target.with_suffix(".bin")
     facts = EngineFacts(
         target=TARGET,
-        tensorrt_version=version(),
+        runtime_version=version(),
         compute_capabilities=(),
         precision=str(precision),
         profile={},

@@ -96,7 +96,7 @@ def build_engine(
             raise EngineError(f"the engine for '{output}' was not written whole; free disk space and build it again")
     facts = EngineFacts(
         target=config.target,
-        tensorrt_version=answer["tensorrt_version"],
+        runtime_version=answer["runtime_version"],
         compute_capabilities=tuple(answer["compute_capabilities"]),
         precision=answer["precision"],
         profile=answer["profile"],

@@ -638,15 +638,15 @@ def check_version(engine: Path, facts: EngineFacts, trt: Trt) -> None:
     Raises:
         EngineError: the versions do not suit each other.
     """
-    if facts.tensorrt_version == trt.version or same_version(facts.tensorrt_version, trt.version):
+    if facts.runtime_version == trt.version or same_version(facts.runtime_version, trt.version):
         return
     compatible = bool(facts.options.get("version_compatible"))
-    if compatible and version_tuple(trt.version) >= version_tuple(facts.tensorrt_version):
+    if compatible and version_tuple(trt.version) >= version_tuple(facts.runtime_version):
         return
     name = "TensorRT-RTX" if trt.is_rtx else "TensorRT"
     limit = " (or newer)" if compatible else ""
     raise EngineError(
-        f"'{engine}' was built with {name} {facts.tensorrt_version} and runs only on it{limit}; installed: "
+        f"'{engine}' was built with {name} {facts.runtime_version} and runs only on it{limit}; installed: "
         f"{trt.version}. Install that version, or {_REBUILD}"
     )
 

@@ -113,7 +113,7 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     if activation_bytes > LARGE_ACTIVATION:
         warnings.append(explain.large_activation(activation_bytes, profile))
     return {
-        "tensorrt_version": trt.version,
+        "runtime_version": trt.version,
         "compute_capabilities": list(sms),
         "precision": precision_of(layer_types) if layer_types else _allowed(source),
         "layer_types": layer_types,
