@@ -25,7 +25,7 @@ from .backends.openvino.build import build_openvino
 from .backends.openvino.build import check_installed as check_openvino
 from .backends.openvino.config import OpenVinoConfig, model_name
 from .backends.tensorrt import EngineConfig, build_engine
-from .backends.tensorrt.build import check_model_file
+from .backends.tensorrt.build import check_model_file, runs_here
 from .bundle import (
     MANIFEST,
     PROVENANCE_KEY,
@@ -430,8 +430,8 @@ class _Builder:
             self._count_int8_kernels(name, facts)
         if self.spec.text is not None and self.spec.text.encoder:
             self._build_text_engine(self.spec.text.encoder, text_encoder_beside(Path(name)).name, config)
-        # TensorRT-RTX builds on machines without a GPU, and for other GPUs.
-        if compare and config.target == "tensorrt":
+        # An engine of TensorRT-RTX for other GPUs is compared when it is first opened.
+        if compare and runs_here(config):
             self._compare_engine(name, config, precision or Precision.FP32)
             if precision == Precision.INT8 and not config.accept_slower:
                 self._compare_speed(name, config)
@@ -455,7 +455,8 @@ class _Builder:
             progress=lambda fraction, text: self._say(f"check {name}", fraction, text),
         )
         self._done(f"check {config.label}", start, 0, found.verdict)
-        self._record("engine_checks", {**self.provenance.options.get("engine_checks", {}), name: found.to_dict()})
+        row = {**found.to_dict(), "engine_sha256": files.sha256_of(self._folder / name)}
+        self._record("engine_checks", {**self.provenance.options.get("engine_checks", {}), name: row})
         if found.passed:
             return
         if self.provenance.has_random_weights and found.ran and not found.on_same_queries:

@@ -165,6 +165,12 @@ def _gpus() -> list[dict[str, str]]:
     return [dict(zip(fields, row, strict=False)) for row in rows if len(row) == len(fields)]
 
 
+def compute_capabilities_here() -> tuple[int, ...]:
+    """Of the GPUs of this machine, e.g. (89, 120), in nvidia-smi's order; empty where it finds none."""
+    found = (one["compute_cap"].replace(".", "") for one in _gpus())
+    return tuple(int(digits) for digits in found if digits.isdecimal())
+
+
 def _cuda_driver() -> bool:
     try:
         ctypes.CDLL("libcuda.so.1")

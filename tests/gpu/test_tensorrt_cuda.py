@@ -130,7 +130,7 @@ def test_masks_come_from_the_engine(session: TensorRTSession) -> None:
 
 def test_layers_have_times_and_leave_the_session_as_it_was(session: TensorRTSession) -> None:
     detector = Detector(session)
-    feeds = preprocess(images()[:1] * detector.batch_size, session.spec, size_hw=detector.size_hw).feeds
+    feeds = preprocess(images()[:1] * detector.batch_size, session.spec, size_hw=detector.size).feeds
     outputs = session.run(feeds)
     times = session.layer_times(3)
     assert len(times) > 10 and 0 < sum(times.values()) < 1000

@@ -19,7 +19,7 @@ from ..errors import PromptError, SessionError
 from ..spec import BEST_SCORES, GIVEN_SCORES, PIXEL_VALUES, SELECTION
 from .base import Feeds, Outputs, Session
 from .compare import relative_error
-from .prompted import BoundSession, PromptedSession, unbound
+from .prompted import BoundSession, PromptedSession, detector_of, unbound
 
 # What a model with a prompt is asked for; the drawn scenes hold such things.
 PROMPT = "a circle. a square. a star."
@@ -89,10 +89,11 @@ class EngineRow:
 
 @dataclass(frozen=True, slots=True)
 class EngineCheck:
-    """The comparison of one engine with its graph. rows: one for each shape."""
+    """The comparison of one engine with its graph. rows: one for each shape. gpu_name: of the GPU that ran the engine."""
 
     rows: tuple[EngineRow, ...]
     gate: Gate
+    gpu_name: str = ""
 
     @property
     def passed(self) -> bool:
@@ -135,7 +136,7 @@ class EngineCheck:
         return f"{compared - missing} of {compared} detections matched{where}, box {box:.2g} px, score {score:.1e}, {count}"
 
     def to_dict(self) -> dict[str, Any]:
-        return {"passed": self.passed, "ran": self.ran, "rows": [asdict(row) for row in self.rows]}
+        return {"passed": self.passed, "ran": self.ran, "gpu": self.gpu_name, "rows": [asdict(row) for row in self.rows]}
 
 
 def compare_sessions(
@@ -185,7 +186,7 @@ def compare_sessions(
             rows[index] += row
         else:
             rows.append(row if prompt == PROMPT else replace(row, prompt=prompt))
-    return EngineCheck(tuple(rows), gate)
+    return EngineCheck(tuple(rows), gate, detector_of(candidate).info.gpu_name)
 
 
 def _bound(reference: Session, candidate: Session, prompt: str) -> tuple[Session, Session]:

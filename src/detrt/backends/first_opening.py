@@ -1,6 +1,6 @@
 """The first opening of a TensorRT-RTX engine on a GPU: the engine is compared with its graph.
 
-Such engines are built on machines without the GPU that runs them, so `detrt build` cannot compare them. The verdict is stored
+Such engines may be built on machines without the GPU that runs them, where `detrt build` cannot compare them. The verdict is stored
 beside the compiled kernels, so that one process pays for it.
 """
 
@@ -23,7 +23,8 @@ FIRST_SECONDS = 10.0  # after which no further scenes are run: the session opens
 
 
 def check_first_opening(session: BaseSession, bundle: Bundle, entry: BundleFile, open_graph: Callable[[], BaseSession]) -> None:
-    """Compare an RTX engine with its graph at its least and usual shape, unless a verdict about it on this GPU is stored.
+    """Compare an RTX engine with its graph at its least and usual shape, unless a verdict about it on this GPU is stored: by `build`,
+    which compares where the GPU is there, or by an opening before.
 
     Nothing is compared without a file for compiled kernels (`default_runtime_cache`), or of another target.
 
@@ -37,6 +38,9 @@ def check_first_opening(session: BaseSession, bundle: Bundle, entry: BundleFile,
     """
     facts, info = entry.engine, detector_of(session).info
     if facts is None or facts.target != "tensorrt-rtx" or info.path is None:
+        return
+    built = bundle.provenance.options.get("engine_checks", {}).get(entry.path, {})
+    if (built.get("engine_sha256"), built.get("gpu")) == (entry.sha256, info.gpu_name):
         return
     from .tensorrt.session import default_runtime_cache
 

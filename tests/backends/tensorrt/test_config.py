@@ -7,7 +7,7 @@ import json
 import pytest
 from engine_specs import EDGE, FIXED
 
-from detrt.backends.tensorrt import EngineConfig
+from detrt.backends.tensorrt import EngineConfig, config
 from detrt.backends.tensorrt import diagnose as explain
 from detrt.backends.tensorrt.config import DEFAULT_RTX_SMS, parse_sms, parse_triple
 from detrt.backends.tensorrt.profile import NetworkTensor, plan_profile
@@ -23,15 +23,24 @@ def test_parse():
     for text in ("", "1,2", "a", "1,,2", "-1", "1.5,2,3"):
         with pytest.raises(EngineError, match="--height must be MIN,OPT,MAX"):
             parse_triple(text, "--height")
-    with pytest.raises(EngineError, match="such as 86,89; got 'ada'"):
+    with pytest.raises(EngineError, match="such as 86,89, or current; got 'ada'"):
         parse_sms("ada")
+
+
+def test_the_gpu_of_this_machine(monkeypatch):
+    monkeypatch.setattr(config, "compute_capabilities_here", lambda: (90, 89))
+    assert parse_sms("current") == (90,) and EngineConfig(sms=parse_sms(" Current ")).label == "tensorrt-rtx-sm90"
+    monkeypatch.setattr(config, "compute_capabilities_here", lambda: ())
+    with pytest.raises(EngineError, match="nvidia-smi finds none; name it, such as --sm 89"):
+        parse_sms("current")
 
 
 @pytest.mark.parametrize(
     ("values", "parts"),
     [
         ({"target": "trt"}, ["tensorrt-rtx, tensorrt", "'trt'"]),
-        ({"sms": (90,)}, ["90", "75, 80, 86, 89, 120, 121", "target tensorrt"]),
+        ({"sms": (70,)}, ["70", "75, 80, 86, 89, 120, 121", "target tensorrt"]),
+        ({"sms": (89, 90)}, ["90", "stands alone", "--sm current"]),
         ({"sms": "89"}, ["sequence"]),
         ({"sms": ("89",)}, ["'89'"]),
         ({"target": "tensorrt", "sms": (89,)}, ["must be empty"]),

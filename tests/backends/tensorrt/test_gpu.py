@@ -101,7 +101,7 @@ def test_detections_are_those_of_the_graph(exported, tmp_path, name, version):
     path = exported(name).path
     given = images((50, 70), (90, 60), (50, 70), (41, 43), (50, 70))
     with OnnxSession(path) as onnx:
-        options = {"threshold": 0.0, "batch_size": 2, "size_hw": SIZE if onnx.spec.input.dynamic else None}
+        options = {"threshold": 0.0, "batch_size": 2, "size": SIZE if onnx.spec.input.dynamic else None}
         session, cuda = opened(path, tmp_path, version, onnx)
         with Detector(onnx, **options) as here, Detector(with_runner(session), **options) as there:
             assert there.ahead == AHEAD
@@ -126,7 +126,7 @@ def test_arrays_and_images_share_a_session(exported, tmp_path, version, monkeypa
         from detrt.data.preprocess import preprocess
 
         with Detector(onnx, threshold=0.0, size=SIZE) as here, Detector(session, threshold=0.0, size=SIZE) as there:
-            want, feeds = here(image), preprocess([image], onnx.spec, size=SIZE).feeds
+            want, feeds = here(image), preprocess([image], onnx.spec, size_hw=SIZE).feeds
             exact = onnx.run(feeds)
             for _ in range(6):
                 assert np.allclose(there(image).boxes_xyxy, want.boxes_xyxy, atol=1e-3)

@@ -47,7 +47,7 @@ def test_known_faults_of_a_version():
     assert faults("10.11.0", sm=89, layers=(), largest_batch=2) and not faults("10.11.0", sm=89, layers=(), largest_batch=1)
     (told,) = check_faults(faults("11.1.0", layers={"GRID_SAMPLE"}), "11.1.0")
     assert "GridSample" in told and "--msda gather" in told
-    assert not faults("1.7.1", target="tensorrt-rtx", layers={"GRID_SAMPLE"})
+    assert not faults("1.7.1", target="tensorrt-rtx", sm=89, layers={"GRID_SAMPLE"})
     with pytest.raises(EngineError, match=r"does not return for a quantized DETR .* Use --precision fp16"):
         check_faults(faults("8.5.3", family="detr", precisions={"int8", "fp16"}), "8.5.3")
     assert not faults("8.5.3", family="detr", precisions={"fp16"})

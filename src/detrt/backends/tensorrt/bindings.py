@@ -20,7 +20,7 @@ from typing import Any
 
 from ...errors import EngineError, MissingPackageError
 from . import kernels
-from .config import TARGETS
+from .config import RTX_SMS, TARGETS
 from .versions import OLDEST, Version, row_of, version_tuple
 
 # target -> (module, extra of detrt)
@@ -216,13 +216,15 @@ class Trt:
         return True
 
     def set_compute_capabilities(self, builder_config: Any, sms: Sequence[int]) -> None:
-        """Ask for one TensorRT-RTX engine that runs on all of `sms`.
+        """Ask for one TensorRT-RTX engine that runs on all of `sms`; one that NVIDIA does not list must be that of this machine's GPU.
 
         Raises:
             EngineError: this version of the library does not know one of them.
         """
         module = self.module
-        known = module.ComputeCapability.__members__
+        known = dict(module.ComputeCapability.__members__)
+        if len(sms) == 1 and sms[0] not in RTX_SMS:
+            known[f"SM{sms[0]}"] = known["CURRENT"]
         for sm in sms:
             if f"SM{sm}" not in known:
                 allowed = ", ".join(name[2:] for name in known if name.startswith("SM"))

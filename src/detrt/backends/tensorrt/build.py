@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from ...bundle import EngineFacts
 from ...errors import EngineError, OutputError
 from ...graph.operators import PLUGIN_NODES, named_in
 from ...spec import ModelSpec
-from ...system import Progress
+from ...system import Progress, compute_capabilities_here
 from ..child_process import run_child
 from . import diagnose
 from .bindings import check_installed
@@ -121,6 +122,14 @@ def build_engine(
     if progress:
         progress(1.0, "done")
     return BuiltEngine(output, sidecar, facts, answer["size"], tuple(answer["warnings"]), tuple(answer["notes"]))
+
+
+def runs_here(config: EngineConfig) -> bool:
+    """Whether an engine of these choices is for the first GPU of this machine, and what runs it is installed."""
+    if config.target == "tensorrt":
+        return True  # it is built by that GPU
+    here = compute_capabilities_here()[:1]
+    return set(here) <= set(config.sms) and bool(here) and importlib.util.find_spec("cuda") is not None
 
 
 def _check_plugin_nodes(held: list[str], model_onnx: Path, config: EngineConfig) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...errors import EngineError
 from ...spec import LARGEST_SIDE
+from ...system import compute_capabilities_here
 
 TARGETS = ("tensorrt-rtx", "tensorrt")
 BUILDERS = (*TARGETS, "inductor")  # targets that compile the model
@@ -38,16 +39,20 @@ def parse_triple(text: str, flag: str = "--batch") -> Triple:
 
 
 def parse_sms(text: str) -> tuple[int, ...]:
-    """ "86,89", "sm_86, sm_89" or "8.6,8.9" -> (86, 89).
+    """ "86,89", "sm_86, sm_89" or "8.6,8.9" -> (86, 89); "current": that of the first GPU of this machine.
 
     Raises:
-        EngineError: a part that is no compute capability.
+        EngineError: a part that is no compute capability, or "current" on a machine without a GPU.
     """
+    if text.strip().lower() == "current":
+        if not (here := compute_capabilities_here()):
+            raise EngineError("--sm current is the GPU of this machine, and nvidia-smi finds none; name it, such as --sm 89")
+        return here[:1]
     sms = []
     for part in text.split(","):
         digits = part.strip().lower().removeprefix("sm").removeprefix("_").replace(".", "", 1)
         if not digits.isdecimal():
-            raise EngineError(f"--sm must be compute capabilities such as 86,89; got {text!r}")
+            raise EngineError(f"--sm must be compute capabilities such as 86,89, or current; got {text!r}")
         sms.append(int(digits))
     return tuple(sms)
 
@@ -59,7 +64,8 @@ class EngineConfig:
     target: "tensorrt-rtx" (built without a GPU, compiled on the device when it is opened) or
         "tensorrt" (built on the GPU that will run it).
     sms: compute capabilities that a TensorRT-RTX engine must run on, e.g. (86, 89): one engine for
-        all of them. Empty: DEFAULT_RTX_SMS. Must be empty for "tensorrt".
+        all of them. Empty: DEFAULT_RTX_SMS. One that is not in RTX_SMS stands alone, e.g. (90,), and is built on such a GPU only;
+        NVIDIA does not support it. Must be empty for "tensorrt".
     batch, height, width: (min, opt, max) of a symbolic axis; sides in pixels. None: `DEFAULT_BATCH`, and
         sides from the model's ModelSpec. A graph with fixed axes takes only its own length.
     optimization_level: 0 (fast build) to 5 (long search). workspace_mib: limit of scratch memory, MiB;
@@ -85,7 +91,7 @@ class EngineConfig:
     sms: tuple[int, ...] = field(
         default=(),
         metadata={
-            "help": "Comma-separated compute capabilities of a TensorRT-RTX engine: 86,89.",
+            "help": "Comma-separated compute capabilities of a TensorRT-RTX engine: 86,89. current: of the GPU of this machine.",
             "panel": "Engine",
             "flag": "--sm",
             "parse": parse_sms,
@@ -276,11 +282,11 @@ def _checked_sms(target: str, sms: object) -> tuple[int, ...]:
             )
         return ()
     for sm in values:
-        if not _is_whole(sm) or sm not in RTX_SMS:
+        if not _is_whole(sm) or not (sm in RTX_SMS or (sm > min(RTX_SMS) and len(set(values)) == 1)):
             raise EngineError(
                 f"TensorRT-RTX cannot build for compute capability {sm!r}; allowed: "
-                f"{', '.join(map(str, RTX_SMS))}. Type for example --sm 86,89. For other GPUs, such as 90 "
-                "(H100), use the target tensorrt on that GPU"
+                f"{', '.join(map(str, RTX_SMS))}, such as --sm 86,89. Another GPU, such as 90 (H100), stands alone and is built on it: "
+                "--sm current; or use the target tensorrt there"
             )
     return tuple(sorted(set(values))) or DEFAULT_RTX_SMS
 

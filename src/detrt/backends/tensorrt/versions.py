@@ -91,7 +91,11 @@ VERSIONS: tuple[Version, ...] = (
     Version("tensorrt", (10, 12), 22, _16, msda_plugin="2", state="not run; oldest that NVIDIA recommends for strong typing"),
     Version("tensorrt", (11, 0), 22, _16, msda_plugin="2", state="not run; JetPack 7.2.2 has 11.4"),
     Version("tensorrt-rtx", (1, 0), 22, _16, plugins="", state="not run"),
-    Version("tensorrt-rtx", (1, 7), 22, _16, grid_sample_linear=True, plugins="", state="engines are built and read here; not run on a GPU"),
+    Version("tensorrt-rtx", (1, 4), 22, _16, plugins="", state="run on an H100, which NVIDIA does not list: 1.4.0 and 1.6.1"),
+    Version(
+        "tensorrt-rtx", (1, 7), 22, _16, grid_sample_linear=True, plugins="",
+        state="engines are built and read here; not run on a GPU, and it refuses an H100",
+    ),
 )  # fmt: skip
 OLDEST: Mapping[str, Numbers] = {
     target: min(v.since for v in VERSIONS if v.target == target) for target in ("tensorrt", "tensorrt-rtx")
@@ -156,6 +160,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "GridSample of opset 20 and newer takes the nearest pixel", (1, 0), (1, 7), "avoided", "the name of the mode before opset 20, in the copy that is parsed",
         "onnx/onnx-tensorrt#1060", target="tensorrt-rtx", layers=("GRID_SAMPLE",),
+    ),
+    Fault(
+        "the runtime refuses GPUs of compute capability 90", (1, 7), None, "refuse", "TensorRT-RTX 1.6, or --target tensorrt",
+        "seen with 1.7.1 on an H100", target="tensorrt-rtx", sms=(90,),
     ),
     Fault(
         "LayerNormalization written out in FP16", (10, 13), None, "avoided", "opset 17 or newer, below which nothing is exported",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import files
-from ...errors import EngineError
+from ...errors import DetrtError, EngineError
 from ...graph.dialect import LAYER_NORM
 from ...graph.lower_msda import DOMAIN, OP_TYPE
 from ...graph.operators import named_in
@@ -24,7 +24,7 @@ from ..child_process import answer_parent
 from . import diagnose as explain
 from . import kernels, weak
 from .bindings import NUMPY_DTYPES, Messages, Trt, load_trt
-from .config import EngineConfig
+from .config import RTX_SMS, EngineConfig
 from .profile import NetworkTensor, Profile, plan_profile
 from .rewrite import RAISED, SELECTIONS_RETURNED, Rewritten, rewrite
 from .versions import check_faults, faults_of
@@ -58,7 +58,7 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     trt = load_trt(config.target)
     row = trt.row
     _check_config(trt, config)
-    sms = config.sms if trt.is_rtx else _sms_of_this_gpu(config)
+    sms = _sms(trt, config)
     trt.load_plugins(config.plugins)
     # In the folder of this process, which its parent removes however it ends.
     with tempfile.TemporaryDirectory(prefix="dialect-", dir=Path.cwd()) as folder, trt.capture() as messages:
@@ -76,6 +76,11 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         layer_types = _layer_types(network)
         _check_capability(sms, layer_types, source.low, source.quantized)
         warnings = _known_faults(trt, network, spec, profile, sms, layer_types, source.low, source.quantized)
+        if trt.is_rtx and sms[0] not in RTX_SMS:
+            warnings.append(
+                f"NVIDIA does not list compute capability {sms[0]} among the GPUs of TensorRT-RTX: the engine runs where TensorRT-RTX "
+                f"{trt.version} takes it, and what it detects there must be checked"
+            )
         builder_config = _builder_config(trt, builder, config, profile, sms)
         symbolic = any(shapes["min"] != shapes["max"] for shapes in profile.values())
         if not row.strongly_typed:
@@ -345,6 +350,25 @@ def _layer_types(network: Any) -> dict[str, int]:
             # Not `layer.get_output_type`, which TensorRT 10 answers with FLOAT for every layer of a strongly typed network.
             counts[layer.get_output(position).dtype.name] += 1
     return dict(counts.most_common())
+
+
+def _sms(trt: Trt, config: EngineConfig) -> tuple[int, ...]:
+    """Compute capabilities that the engine is for. Raises EngineError: one that TensorRT-RTX builds for on such a GPU only."""
+    if not trt.is_rtx:
+        return _sms_of_this_gpu(config)
+    if config.sms[0] not in RTX_SMS:
+        try:
+            here = _sms_of_this_gpu(config)
+        except DetrtError as error:
+            here, reason = (), str(error)
+        else:
+            reason = f"this one has {here[0]}"
+        if here != config.sms:
+            raise EngineError(
+                f"TensorRT-RTX builds for compute capability {config.sms[0]} on such a GPU only: {reason}. Build there, or choose of "
+                f"{', '.join(map(str, RTX_SMS))}"
+            )
+    return config.sms
 
 
 def _sms_of_this_gpu(config: EngineConfig) -> tuple[int, ...]:
