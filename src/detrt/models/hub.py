@@ -25,6 +25,7 @@ from .source import (
     EC_CLASS,
     MASK_CLASS,
     auto_class,
+    check_channels,
     check_finite,
     checkpoint_inside,
     make_spec,
@@ -133,6 +134,7 @@ def load_folder(
         module, ignored = _load_module(
             plain, ref, row, config, trust_remote_code=trust_remote_code and not published, published=published
         )
+    check_channels(module, ref)
     check_finite(module, ref)
     notes += (*_note_on_ignored(ignored), *_anchors_of_every_size(module.config))
     if model_type != config["model_type"]:

@@ -387,7 +387,7 @@ def load_checkpoint(
     from .checkpoints.state_file import read_state
     from .hub import refuse_text_choices, require_transformers
     from .preprocessor import read_input_spec
-    from .source import check_finite, versions, why_unsupported
+    from .source import check_channels, check_finite, versions, why_unsupported
     from .text import read_tokenizer, text_spec, with_boolean_masks
 
     require_transformers()
@@ -402,6 +402,7 @@ def load_checkpoint(
     refuse_text_choices(BY_NAME[FORMATS[variant].family], labels, tokenizer)
     words = read_tokenizer(tokenizer, None, ref) if BY_NAME[FORMATS[variant].family].text else None
     module, row, report = load(file.tensors, variant, file.args, ref)
+    check_channels(module, ref)
     report.weights = file.weights
     report.notes += file.notes
     if words is None:

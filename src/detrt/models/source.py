@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 VERSIONED = ("detrt", "torch", "transformers", "onnx", "onnxruntime", "openvino", "onnxslim", "numpy")
 
 
+RGB = 3  # channels of every image that is read
 MASK_CLASS = "ForInstanceSegmentation"  # end of the name of a transformers class with boxes and masks
 EC_CLASS = "EcDet"  # start of the names of detrt's classes of ECDet and ECSeg
 # Classes of `detrt.models.arch`, as `architectures` of a config names them -> module.
@@ -137,6 +138,26 @@ def make_spec(family: Family, module: nn.Module, input_spec: InputSpec, labels: 
         quads=family.quads,
     )
     return ModelSpec(family.name, input_spec, decode, names, task=INSTANCE_SEGMENTATION if masks else DETECTION)
+
+
+def check_channels(module: nn.Module, ref: str, weights: Mapping[str, Any] | None = None) -> None:
+    """Raise SourceError for a model of other images than RGB, by its first convolution: configs of backbones lie.
+
+    weights: those that are to be loaded, by the names of the module; None: they are.
+    """
+    from torch import nn
+
+    for name, part in module.named_modules():
+        if not isinstance(part, (nn.Conv2d, nn.Conv3d)):
+            continue
+        weight = part.weight if weights is None else weights.get(f"{name}.weight", part.weight)
+        channels = int(weight.shape[1]) if weight.ndim == part.weight.ndim else RGB
+        if channels != RGB:
+            raise SourceError(
+                f"'{ref}' reads images of {channels} channel{'s' if channels > 1 else ''}, and detrt gives every model {RGB} (R, G, B); "
+                f"give one that was trained with num_channels {RGB}"
+            )
+        return
 
 
 def check_finite(module: nn.Module, ref: str) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ...errors import SourceError
+from ..source import check_channels
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -163,6 +164,8 @@ def fit(
         for kind, names in (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen))
         if names
     ]
+    if misshapen:
+        check_channels(module, ref, renamed)
     if problems:
         raise SourceError(
             f"'{ref}' does not fit {report.format} of {report.sizes()}: {'; '.join(problems)}. The file is incomplete or of "
