@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..data.images import Input
 from ..data.prefetch import Begun, MediaInput, Prefetcher, ReadImage
 from ..data.raw_image import LoadedImage
 from ..data.sinks import Record
+from ..detections import Detections
 from ..detector import MAX_DECODERS, MAX_READERS, Detector, PendingDetections
-from ..errors import ImageError
+from ..errors import ImageError, SessionError
 from ..system import CPU, usable_cores
 
 
@@ -31,7 +34,7 @@ class ImageResult:
 
 @dataclass(frozen=True, slots=True)
 class ImageFailure:
-    """An input that could not be read, or a video that is truncated."""
+    """An input that could not be read, or that the model fails on, or a video that is truncated."""
 
     input: Any
     error: ImageError
@@ -55,7 +58,7 @@ def detect_inputs(
         ahead: largest number of decoded images in the queue.
 
     Raises:
-        SessionError: the model failed. MissingPackageError: a video, and PyAV is not installed.
+        SessionError: the model fails, and not on some of the images only. MissingPackageError: a video, and PyAV is not installed.
     """
     with contextlib.ExitStack() as stack:
         threads = decoding_threads(detector)
@@ -65,23 +68,61 @@ def detect_inputs(
             ahead = 2 * detector.batch_size + (0 if detector.session.info.device == CPU else threads)
         items = prefetcher.items(inputs, every=every, ahead=ahead, planar=detector.planar)
         stack.callback(items.close)  # type: ignore[attr-defined]  # it is a generator
-        submitted: deque[tuple[list[ReadImage], PendingDetections]] = deque()
+        submitted: deque[tuple[list[ReadImage], PendingDetections | SessionError]] = deque()
+        refused: set[Any] = set()  # videos with frames that fail: they are named once
         while True:
             if some := list(itertools.islice(items, detector.batch_size)):
-                images = [item.image for item in some if not isinstance(item.image, ImageError)]
-                submitted.append((some, detector.submit(images)))
+                submitted.append((some, _begin(detector, [item for item in some if not isinstance(item.image, ImageError)])))
                 if len(submitted) <= detector.ahead:
                     continue
             if not submitted:
                 return
             done, pending = submitted.popleft()
-            detections = iter(pending.result())
+            found = iter(_finish(detector, [item for item in done if not isinstance(item.image, ImageError)], pending))
             for item in done:
-                if isinstance(item.image, ImageError):
-                    yield ImageFailure(item.input, item.image)
-                else:
-                    record = Record(str(item.input.path), next(detections), item.frame, item.time_s)
-                    yield ImageResult(item.input, record, item.image)
+                result = item.image if isinstance(item.image, ImageError) else next(found)
+                if not isinstance(result, ImageError):
+                    assert not isinstance(item.image, ImageError)
+                    yield ImageResult(item.input, Record(str(item.input.path), result, item.frame, item.time_s), item.image)
+                elif item.frame is None or item.input not in refused:
+                    refused.add(item.input)
+                    yield ImageFailure(item.input, result)
+
+
+def _begin(detector: Detector, items: Sequence[ReadImage]) -> PendingDetections | SessionError:
+    """The detections of images, or the error of the model."""
+    try:
+        return detector.submit([item.image for item in items])  # type: ignore[misc]  # they were read
+    except SessionError as error:
+        return error
+
+
+def _finish(
+    detector: Detector, items: Sequence[ReadImage], pending: PendingDetections | SessionError
+) -> list[Detections | ImageError]:
+    """The detections of each image, or why the model fails on it. Raises SessionError where it fails on any image."""
+    try:
+        if isinstance(pending, SessionError):
+            raise pending
+        return [*pending.result()]
+    except SessionError as error:
+        found: list[Detections | ImageError] = []
+        for item in items:
+            again = error
+            try:
+                if len(items) > 1:  # together with others: which of them is it?
+                    found += detector.submit([item.image]).result()  # type: ignore[list-item]
+                    continue
+            except SessionError as own:
+                again = own
+            height, width, _ = item.image.shape  # type: ignore[union-attr]
+            found.append(ImageError(f"'{item.input.path}', of {height}x{width} pixels, fails in the model: {again}"))
+        if all(isinstance(one, ImageError) for one in found):
+            try:
+                detector.submit([np.zeros((*detector.spec.input.size_hw, 3), np.uint8)]).result()
+            except SessionError:
+                raise error from None
+        return found
 
 
 def decoding_threads(detector: Detector) -> int:
