@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,43 @@ def test_what_users_write_is_taken(tmp_path):
     assert check_device(0) == "cuda:0" and check_device("cpu") == "cpu" and check_device(None) is None
     assert pixel_size(640, "size") == (640, 640) and pixel_size("480x640", "size") == (480, 640)
     assert pixel_size(np.array([8, 12]), "size") == pixel_size([8, 12], "size") == (8, 12)
+
+
+def test_more_detections_than_the_model_gives_are_said():
+    session = make_session(make_spec())
+    most = session.spec.decode.max_detections
+    with pytest.warns(
+        UserWarning, match=f"max_detections {most + 1} changes nothing: this model gives at most {most} for an image"
+    ):
+        Detector(session, max_detections=most + 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Detector(session, max_detections=most)
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"), [("conf", "threshold"), ("imgsz", "size"), ("max_det", "max_detections"), ("treshold", "threshold")]
+)
+def test_keywords_of_others_are_named(name, ours):
+    with pytest.raises(TypeError, match=f"no keyword '{name}'; did you mean {ours}"):
+        Detector(make_session(make_spec()), **{name: 1})
+
+
+@pytest.mark.parametrize("name", ["predict", "infer"])
+def test_a_detector_is_called(name):
+    with pytest.raises(AttributeError, match=r"a detector is called: detector\(images\)"):
+        getattr(Detector(make_session(make_spec())), name)
+
+
+@pytest.mark.parametrize("value", ["onnx", None, 1, ["onnx"], {"a": 1}, [None]], ids=str)
+@pytest.mark.parametrize("name", ["engines", "packages", "openvino"])
+def test_build_takes_lists_of_configurations(name, value, tmp_path):
+    pytest.importorskip("torch", reason="needs the 'export' extra")
+    from detrt import build
+
+    with pytest.raises(ArgumentError, match=f"{name} must be a list of"):
+        build("embedded:shapes", tmp_path / "out", **{name: value})
+    assert not list(tmp_path.iterdir())
 
 
 def test_functions_of_sources_and_references(tmp_path):

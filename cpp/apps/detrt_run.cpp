@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <future>
+#include <map>
 #include <memory>
 
 #include "detrt/detrt.h"
@@ -96,6 +97,38 @@ std::string summary(const std::string& image, const detrt::Detections& found) {
   return printable(image) + ": " + (counts.empty() ? "nothing" : text);
 }
 
+// The detections of the images that were read, in order. An image that the model fails on gets an error; a model that fails on an
+// image of its own size as well is at fault itself, which is thrown.
+std::vector<detrt::Detections> detections_of(const detrt::Detector& detector, std::vector<Loaded>& loaded) {
+  std::vector<Loaded*> read;
+  std::vector<const detrt::Image*> images;
+  for (Loaded& one : loaded)
+    if (one.error.empty()) {
+      read.push_back(&one);
+      images.push_back(&one.image);
+    }
+  try {
+    return detector(images);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::session)
+      throw;
+    std::vector<detrt::Detections> found;
+    for (Loaded* one : read)
+      try {
+        found.push_back(std::move(detector(std::vector<const detrt::Image*>{&one->image}).front()));
+      } catch (const Error& own) {
+        const detrt::Size size = one->image.size();
+        one->error = "'" + one->path.string() + "', of " + std::to_string(size.height) + "x" + std::to_string(size.width) +
+                     " pixels, fails in the model: " + own.what();
+      }
+    if (found.empty()) {
+      const detrt::Size own = detector.spec().input.size;
+      detector(std::vector<detrt::Image>{detrt::Image(own.height, own.width)});
+    }
+    return found;
+  }
+}
+
 int detect(const Options& options, const detrt::Detector& detector, const std::vector<fs::path>& paths) {
   std::unique_ptr<JsonLines> json;
   std::unique_ptr<Copies> copies;
@@ -107,14 +140,10 @@ int detect(const Options& options, const detrt::Detector& detector, const std::v
   std::vector<std::string> bad;
   auto next = std::async(std::launch::async, load, std::cref(paths), std::cref(options), 0, step);
   for (std::size_t start = 0; start < paths.size(); start += step) {
-    const std::vector<Loaded> loaded = next.get();
+    std::vector<Loaded> loaded = next.get();
     if (start + step < paths.size()) // decode a batch ahead while the model runs
       next = std::async(std::launch::async, load, std::cref(paths), std::cref(options), start + step, step);
-    std::vector<const detrt::Image*> images;
-    for (const Loaded& one : loaded)
-      if (one.error.empty())
-        images.push_back(&one.image);
-    const std::vector<detrt::Detections> found = detector(images);
+    const std::vector<detrt::Detections> found = detections_of(detector, loaded);
     auto result = found.begin();
     for (const Loaded& one : loaded) {
       const std::string name = one.path.string();
@@ -200,13 +229,20 @@ int run(int count, char** arguments) {
   if (!given)
     return 0;
   const Options& options = *given;
-  const std::vector<fs::path> paths = detrt::expand_inputs(options.inputs);
+  std::map<std::string, std::size_t> left_out;
+  const std::vector<fs::path> paths = detrt::expand_inputs(options.inputs, &left_out);
   refuse_replacing(options, paths);
   const detrt::Detector detector = detrt::Detector::open(options.bundle, options.detector);
   if (options.decode_on_gpu && !detector.session().decodes_jpegs())
     throw Error(ErrorKind::usage, "--image-decoder gpu is for TensorRT, without --resize-on-cpu, where libdetrt was built "
                                   "with nvJPEG; this is " +
                                       detector.session().backend() + ": leave it out");
+  if (!left_out.empty() && !options.quiet) {
+    std::string list;
+    for (const auto& [suffix, times] : left_out)
+      list += (list.empty() ? "" : ", ") + std::to_string(times) + " " + suffix;
+    std::fprintf(stderr, "note: left out of the folders: %s; detrt detect reads them\n", list.c_str());
+  }
   const double startup_ms = ms_since(start);
   const int code = options.benchmark > 0 ? benchmark(options, detector, paths, startup_ms) : detect(options, detector, paths);
   check_stdout();

@@ -61,6 +61,22 @@ def spec_seeds(folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
+def onnx_seeds(folder: Path) -> list[Path]:
+    """Graphs with the keys of data files at some depths; their fields as onnx.proto numbers them."""
+
+    def field(number: int, content: bytes) -> bytes:
+        return (
+            bytes([(number << 3 & 127) | 2 | (128 if number > 15 else 0), *([number >> 4] if number > 15 else []), len(content)])
+            + content
+        )
+
+    tensor = field(13, field(1, b"location") + field(2, b"w.bin"))
+    node = field(1, field(5, field(6, field(5, tensor))))
+    for name, content in {"plain": field(5, tensor), "nested": node, "sparse": field(15, field(1, tensor))}.items():
+        (folder / f"{name}.onnx").write_bytes(b"\x08\x0a" + field(7, content) + field(25, field(7, node[2:])))
+    return sorted(folder.iterdir())
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("build", type=Path)
@@ -69,7 +85,11 @@ def main() -> int:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         running = {}
-        for target, make in (("spec", spec_seeds), ("image", image_seeds)):  # beside each other, one thread each
+        for target, make in (
+            ("spec", spec_seeds),
+            ("image", image_seeds),
+            ("onnx", onnx_seeds),
+        ):  # beside each other, one thread each
             place = Path(folder) / target
             place.mkdir()
             program = given.build / "fuzz" / f"fuzz-{target}"

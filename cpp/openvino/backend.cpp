@@ -90,7 +90,6 @@ public:
     if (const char* const folder = std::getenv("DETRT_OPENVINO_CACHE"); folder != nullptr && *folder != '\0')
       set("CACHE_DIR", folder);
     const std::filesystem::path path = bundle.checked_path(file);
-    weights_of(bundle, file);
     ov_compiled_model_t* model = nullptr;
     check(ov_core_compile_model_from_file(core, path.c_str(), device_.c_str(), 0, &model),
           "to open '" + path.string() + "' on " + device_);
@@ -152,18 +151,6 @@ private:
 
   void set(const char* key, const std::string& value) {
     check(ov_core_set_property(core_.get(), device_.c_str(), key, value.c_str()), std::string("to set ") + key);
-  }
-
-  // Compares the weights, which OpenVINO finds by the name of the model, with the manifest.
-  static void weights_of(const Bundle& bundle, const BundleFile& file) {
-    const std::filesystem::path path = std::filesystem::path(file.path).replace_extension(".bin");
-    for (const BundleFile& entry : bundle.of_kind("openvino-weights"))
-      if (entry.path == path) {
-        bundle.checked_path(entry);
-        return;
-      }
-    throw Error(ErrorKind::spec, "the manifest does not name the weights '" + path.string() +
-                                     "'; build the bundle again with detrt build --target openvino");
   }
 
   Request idle_request() {

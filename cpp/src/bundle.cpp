@@ -1,11 +1,13 @@
 #include "detrt/bundle.hpp"
 
+#include <algorithm>
 #include <fstream>
 #include <memory>
 #include <sstream>
 
 #include <openssl/evp.h>
 
+#include "data_locations.hpp"
 #include "json_fields.hpp"
 #include "reading.hpp"
 
@@ -102,6 +104,16 @@ void check_inside(const std::string& path, const fs::path& file) {
                 "'" + file.string() + "' names the file '" + path + "' outside its own folder; refused");
 }
 
+// Names, relative to the folder of `path`, of the files that are opened with a file without being asked for.
+std::vector<std::string> opened_with(const BundleFile& file, const fs::path& path) {
+  if (file.kind == "openvino" || file.kind == "text-openvino")
+    return {fs::path(file.path).filename().replace_extension(".bin").string()};
+  for (const char* graph : {"onnx", "onnx-fused", "text", "query"})
+    if (file.kind == graph)
+      return data_locations(path);
+  return {};
+}
+
 } // namespace
 
 Bundle Bundle::open(const fs::path& folder) {
@@ -160,6 +172,22 @@ std::vector<BundleFile> Bundle::of_kind(const std::string& kind) const {
 }
 
 fs::path Bundle::checked_path(const BundleFile& file) const {
+  const fs::path path = compared(file);
+  const fs::path place = fs::path(file.path).parent_path();
+  for (const std::string& name : opened_with(file, path)) {
+    const fs::path wanted = (place / name).lexically_normal();
+    const auto listed = std::find_if(files_.begin(), files_.end(), [&](const BundleFile& other) {
+      return fs::path(other.path).lexically_normal() == wanted;
+    });
+    if (listed == files_.end())
+      throw Error(ErrorKind::spec, "'" + path.string() + "' keeps values in '" + name + "', which '" +
+                                       (folder_ / manifest).string() + "' does not list; " + again);
+    compared(*listed);
+  }
+  return path;
+}
+
+fs::path Bundle::compared(const BundleFile& file) const {
   const fs::path path = folder_ / file.path;
   std::error_code error;
   if (!fs::is_regular_file(path, error))

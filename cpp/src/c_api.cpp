@@ -77,6 +77,9 @@ detrt_status detrt_open(const char* bundle, const detrt_options* options, detrt_
         chosen.max_detections = options->max_detections;
       if (options->batch != 0)
         chosen.batch = options->batch;
+      if (options->threads < 0 || options->threads > 4096)
+        throw detrt::Error(detrt::ErrorKind::usage, "threads must be from 1 to 4096, or 0 for the default of the backend; got " +
+                                                        std::to_string(options->threads));
       chosen.session.threads = options->threads;
       if (options->classes != nullptr)
         chosen.classes = detrt::split_classes(options->classes);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 
-#include "detrt/error.hpp"
 #include "detrt/preprocess.hpp"
 
 namespace detrt {

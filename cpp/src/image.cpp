@@ -80,7 +80,15 @@ const std::set<std::string>& image_suffixes() {
   return suffixes;
 }
 
-std::vector<std::string> images_below(const fs::path& folder) {
+// Of the images and videos that Python reads besides; see detrt.data.images.
+const std::set<std::string>& other_suffixes() {
+  static const std::set<std::string> suffixes{".avif", ".bmp", ".dib",  ".gif", ".pbm", ".tif",  ".tiff", ".webp", ".3gp",
+                                              ".avi",  ".flv", ".m2ts", ".m4v", ".mkv", ".mov",  ".mp4",  ".mpeg", ".mpg",
+                                              ".mts",  ".ogv", ".ts",   ".webm", ".wmv", ".y4m"};
+  return suffixes;
+}
+
+std::vector<std::string> images_below(const fs::path& folder, std::map<std::string, std::size_t>* left_out) {
   std::vector<std::string> found;
   std::error_code error;
   fs::recursive_directory_iterator step(folder, fs::directory_options::skip_permission_denied, error), end;
@@ -88,8 +96,13 @@ std::vector<std::string> images_below(const fs::path& folder) {
     const bool hidden = step->path().filename().string().rfind('.', 0) == 0;
     if (step->is_directory(error) && hidden)
       step.disable_recursion_pending();
-    else if (!hidden && step->is_regular_file(error) && image_suffixes().count(suffix_of(step->path())))
-      found.push_back(step->path().string());
+    else if (!hidden && step->is_regular_file(error)) {
+      const std::string suffix = suffix_of(step->path());
+      if (image_suffixes().count(suffix))
+        found.push_back(step->path().string());
+      else if (left_out != nullptr && other_suffixes().count(suffix))
+        ++(*left_out)[suffix];
+    }
     step.increment(error);
   }
   std::sort(found.begin(), found.end(), natural_less);
@@ -187,7 +200,7 @@ void save_image(const Image& image, const fs::path& path) {
   }
 }
 
-std::vector<fs::path> expand_inputs(const std::vector<std::string>& names) {
+std::vector<fs::path> expand_inputs(const std::vector<std::string>& names, std::map<std::string, std::size_t>* left_out) {
   if (names.empty())
     fail("no inputs: give image files or folders");
   std::vector<fs::path> found;
@@ -200,7 +213,7 @@ std::vector<fs::path> expand_inputs(const std::vector<std::string>& names) {
       fail("there is no file '" + name + "'; check the path");
     std::vector<std::string> files{name};
     if (fs::is_directory(name, error)) {
-      files = images_below(name);
+      files = images_below(name, left_out);
       if (files.empty())
         fail("the folder '" + name + "' has no images; known suffixes: .jfif .jpe .jpeg .jpg .pgm .png .pnm .ppm");
     }

@@ -179,6 +179,9 @@ TEST_CASE("no exception leaves the C interface") {
   CHECK(std::string(detrt_last_error()).find("is not a detrt bundle") != std::string::npos);
   CHECK(detrt_open(nullptr, nullptr, &detector) == DETRT_BAD_INPUT);
   CHECK(detrt_open("/none", nullptr, nullptr) == DETRT_BAD_INPUT);
+  options.threads = -4;
+  CHECK(detrt_open("/none", &options, &detector) == DETRT_BAD_INPUT);
+  CHECK(std::string(detrt_last_error()).find("threads must be from 1 to 4096") == 0);
   options.size = 1;
   CHECK(detrt_open("/none", &options, &detector) == DETRT_BAD_INPUT);
   detrt_result* result = nullptr;

@@ -82,11 +82,13 @@ TEST_CASE("EXIF and XMP orientations are found") {
 
 TEST_CASE("folders are searched in natural order") {
   const Folder folder("image");
-  for (const char* name : {"img10.png", "img2.png", "sub/img1.JPG", ".hidden/a.png", ".x.png", "note.txt"}) {
+  for (const char* name : {"img10.png", "img2.png", "sub/img1.JPG", "sub/a.webp", "b.TIFF", "c.tiff", "d.mp4", ".hidden/a.png", ".x.png", "note.txt"}) {
     fs::create_directories((folder.path / name).parent_path());
     std::ofstream(folder.path / name) << "x";
   }
-  const auto found = detrt::expand_inputs({folder.path.string()});
+  std::map<std::string, std::size_t> left_out;
+  const auto found = detrt::expand_inputs({folder.path.string()}, &left_out);
+  CHECK(left_out == std::map<std::string, std::size_t>{{".webp", 1}, {".tiff", 2}, {".mp4", 1}});
   REQUIRE(found.size() == 3);
   CHECK(found[0].filename() == "img2.png");
   CHECK(found[1].filename() == "img10.png");

@@ -141,6 +141,51 @@ TEST_CASE("a bundle is checked before it is used") {
   CHECK(bundle.checked_path(right) == folder.path / "model.onnx");
 }
 
+TEST_CASE("every file that is opened was compared") {
+  const Folder folder("external");
+  // A model whose graph (7) has a tensor (5) with the entry "location" of external_data (13).
+  const auto field = [](int number, const std::string& content) {
+    return std::string{static_cast<char>(number << 3 | 2), static_cast<char>(content.size())} + content;
+  };
+  const auto entry = [&](const std::string& key, const std::string& value) {
+    return field(13, field(1, key) + field(2, value));
+  };
+  const auto model = [&](const std::string& name) {
+    return field(7, field(5, entry("location", name) + entry("offset", "0")));
+  };
+  const auto open = [&](const std::string& content, const Json& more) {
+    std::ofstream(folder.path / "model.onnx") << content;
+    Json data = good_bundle();
+    data["files"] = more;
+    data["files"].push_back({{"kind", "onnx"},
+                             {"path", "model.onnx"},
+                             {"sha256", detrt::sha256_of(folder.path / "model.onnx")},
+                             {"size", content.size()}});
+    const detrt::Bundle bundle = detrt::Bundle::parse(data.dump(), folder.path);
+    return bundle.checked_path(bundle.of_kind("onnx").front());
+  };
+  const auto weights = [&](const char* path, const char* digest) {
+    return Json::array({{{"kind", "weights"}, {"path", path}, {"sha256", digest}, {"size", 3}}});
+  };
+  const char* const abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+  std::ofstream(folder.path / "w.bin") << "abc";
+  CHECK(open(model("w.bin"), weights("w.bin", abc)) == folder.path / "model.onnx");
+  CHECK(open(model("./w.bin"), weights("w.bin", abc)) == folder.path / "model.onnx");
+  CHECK_ERROR(open(model("w.bin"), Json::array()), "keeps values in 'w.bin', which");
+  CHECK_ERROR(open(model("../w.bin"), weights("w.bin", abc)), "keeps values in '../w.bin', which");
+  CHECK_ERROR(open(model("/etc/passwd"), weights("w.bin", abc)), "keeps values in '/etc/passwd', which");
+  CHECK_ERROR(open(model("w.bin"), weights("w.bin", "00")), "SHA-256 differs");
+  std::ofstream(folder.path / "w.bin") << "ab";
+  CHECK_ERROR(open(model("w.bin"), weights("w.bin", abc)), "truncated or replaced");
+  // In a subgraph of a node, and in a function.
+  const std::string tensor = entry("location", "x.bin");
+  CHECK_ERROR(open(field(7, field(1, field(5, field(6, field(5, tensor))))), Json::array()), "keeps values in 'x.bin'");
+  const std::string function = std::string{'\xca', '\x01', static_cast<char>(tensor.size() + 6)}; // field 25
+  CHECK_ERROR(open(function + field(7, field(5, field(5, tensor))), Json::array()), "keeps values in 'x.bin'");
+  CHECK_ERROR(open("location\x0b", Json::array()), "is no ONNX file that can be read");
+  CHECK(detrt::sha256_of(open("no names here", Json::array())).size() == 64);
+}
+
 TEST_CASE("a damaged manifest is refused") {
   struct Row {
     const char* pointer;

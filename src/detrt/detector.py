@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import os
+import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -193,8 +194,14 @@ class Detector:
             raise
         self.threshold = threshold
         self.max_detections = max_detections
+        if note := more_than_given(max_detections, self.spec):
+            warnings.warn(f"max_detections {note}", stacklevel=2)
         self._color = color
         self._resizers = ThreadPoolExecutor(resize_threads, "detrt-resize") if resize_threads > 1 else None
+
+    def __getattr__(self, name: str) -> Any:
+        hint = "; a detector is called: detector(images)" if name in ("predict", "detect", "infer", "run", "inference") else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     def _ids_of(self, classes: Sequence[str | int] | None) -> Collection[int] | None:
         """Class ids of names and ids. Raises SpecError for unknown ones."""
@@ -449,6 +456,14 @@ class Detector:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def more_than_given(max_detections: int | None, spec: ModelSpec) -> str:
+    """What to say of a number of detections that the model never gives; "" for others."""
+    most = spec.decode.max_detections
+    if max_detections is None or max_detections <= most or spec.text is not None:
+        return ""
+    return f"{max_detections} changes nothing: this model gives at most {most} for an image"
 
 
 def check_image_decoder(name: str) -> None:

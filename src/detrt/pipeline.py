@@ -38,6 +38,7 @@ from .bundle import (
     writing_bundle,
 )
 from .class_names import name_notes
+from .data.arguments import check_configs, check_model
 from .data.preprocess import preprocess, preprocessing_words
 from .data.scenes.scene import draw_images
 from .errors import EngineError, ExportError, GateError, MissingPackageError, OutputError, SessionError, SpecError
@@ -127,9 +128,9 @@ def build(
         GateError: the exported graph does not equal PyTorch, or is not in the precision that was requested.
     """
     check_changes(build, changes)
-    load = changed(load, changes)
+    _check_types(model, engines, packages, openvino)
+    load, held = changed(load, changes), _bundle_at(Path(model))
     engines = [replace(config, tf32=True) if precision.precision == "tf32" else config for config in engines]
-    held = _bundle_at(Path(model))
     if output is None:
         if held is None:
             raise OutputError("it is not said where the bundle goes; give a folder with -o, such as -o bundle")
@@ -237,6 +238,13 @@ def _check_accept_slower(engines: Sequence[EngineConfig], precision: Precision |
             f"--accept-slower has no effect: it concerns INT8 engines, and this graph is {precision or 'of unknown precision'}; leave it "
             "out, or build with --precision int8"
         )
+
+
+def _check_types(model: object, engines: object, packages: object, openvino: object) -> None:
+    check_model(model)
+    check_configs(engines, "engines", EngineConfig)
+    check_configs(packages, "packages", InductorConfig)
+    check_configs(openvino, "openvino", OpenVinoConfig)
 
 
 def _check_engines(engines: Sequence[EngineConfig], export: ExportConfig, precision: PrecisionConfig) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the 'export' extra")
 import foreign_models as made
+import onnx
 from cli_support import cli, snapshot, write_images, write_onnx  # noqa: F401 - fixtures
 
 
@@ -120,3 +121,29 @@ def test_wrong_sidecars(cli, place, text, advice):
     before = snapshot(place)
     cli.refused("build", "rf-detr.onnx", "-o", "out", "--target", "onnx", names="", advice=advice)
     assert snapshot(place) == before
+
+
+FACTS = {
+    "rt-detr": ("5 classes", "how its images are normalised"),
+    "rf-detr": ("5 classes",),
+    "ultralytics": ("5 classes",),
+    "transformers": ("how its logits become scores", "5 classes", "--resize"),
+}
+
+
+@pytest.mark.parametrize("layout", FACTS)
+def test_one_refusal_has_all_facts_that_are_missing(layout, cli, place):
+    if layout == "transformers":  # the tensors of optimum, whose neighbours are not here
+        model = onnx.load(place / "rf-detr.onnx")
+        names = {"input": "pixel_values", "dets": "pred_boxes", "labels": "logits"}
+        for value in (*model.graph.input, *model.graph.output):
+            value.name = names[value.name]
+        for node in model.graph.node:
+            node.input[:] = [names.get(name, name) for name in node.input]
+            node.output[:] = [names.get(name, name) for name in node.output]
+        onnx.save(model, place / "transformers.onnx")
+    error = cli("build", f"{layout}.onnx", "-o", "b", "--target", "onnx", code=2).err
+    assert error.count("\n") == 1 and error.count(f"{layout}.onnx'") == 1
+    for fact in FACTS[layout]:
+        assert fact in error, fact
+    assert error.count("(2)") == (len(FACTS[layout]) > 1)

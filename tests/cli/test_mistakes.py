@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 
@@ -11,6 +12,7 @@ pytest.importorskip("onnx", reason="onnx is not installed: the models are made w
 from cli_support import cli, snapshot, write_images, write_onnx  # noqa: F401 - fixture
 
 from detrt.cli import _COMMANDS, load_command, main
+from detrt.cli.spellings import _COMMANDS as OTHER_COMMANDS
 from detrt.cli.spellings import _ELSEWHERE, _NO_OPTION, hint
 
 # What is typed, and a part of the answer.
@@ -45,6 +47,14 @@ MISTAKES = {
     "bench bundle --iterations 10": "detrt calls it --repeats",
     "verify bundle --images in --atol 1e-3": "detrt calls it --tensor",
     "verify bundle --images in -o new": "--report FILE.html",
+    # Other tools' commands.
+    "predict bundle in": "use detrt detect MODEL IMAGES",
+    "track bundle in": "use detrt detect MODEL VIDEO --track",
+    "train bundle": "detrt trains nothing",
+    "val bundle": "use detrt eval",
+    "quantize bundle": "--precision int8 --calibration DIR",
+    "benchmark bundle": "use detrt bench MODEL",
+    "convert model.onnx": "use detrt build",
     # Typing errors.
     "bild model.onnx -o new": "Did you mean 'build'",
     "detect bundle in --treshold 0.3": "--threshold",
@@ -100,6 +110,7 @@ MISTAKES = {
     "demo-data new --count -1": "--count",
     # Wrong files.
     "detect bundel in": "'bundel'",
+    "detect PekingU/rtdetr_v2_r18vd in": "written hf:PekingU/rtdetr_v2_r18vd",
     "detect bundle photos": "photos",
     "build run -o new --target onnx": "the latest checkpoint of the training run in it is 'run/checkpoint-1000'",
     "detect run in": "the latest checkpoint of the training run in it is 'run/checkpoint-1000'",
@@ -183,6 +194,16 @@ def test_hints_name_options_that_exist():
             assert all(hint(name, command, options.__getitem__, _COMMANDS) for command in where)
     spellings = [name for names in (*_ELSEWHERE.values(), *_NO_OPTION.values()) for name in names]
     assert len(spellings) == len(set(spellings))
+
+
+def test_hints_name_commands_that_exist():
+    names = [name for theirs in OTHER_COMMANDS.values() for name in theirs]
+    assert len(names) == len(set(names)) and not set(names) & set(_COMMANDS)
+    for ours in OTHER_COMMANDS:
+        (command,) = [
+            word for before, word in itertools.pairwise(ours.split()) if before == "detrt" and word in (*_COMMANDS, "COMMAND")
+        ]
+        assert command
 
 
 def test_unknown_options_of_nobody_have_no_hint():

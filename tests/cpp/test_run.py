@@ -75,6 +75,16 @@ def test_files_and_annotated_copies(build, bundle, photos, tmp_path):
     assert not [p for p in tmp_path.rglob("*") if p.name.endswith(".tmp")]
 
 
+def test_types_that_are_not_read_are_told(build, bundle, photos, tmp_path):
+    shutil.copy(photos[0], tmp_path)
+    for name in ("a.webp", "b.tiff", "c.TIFF", "d.mp4", "e.txt"):
+        (tmp_path / name).write_bytes(b"x")
+    done = run(build / "detrt-run", bundle, tmp_path)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 1
+    assert done.stderr == "note: left out of the folders: 1 .mp4, 2 .tiff, 1 .webp; detrt detect reads them\n"
+    assert run(build / "detrt-run", bundle, tmp_path, "-q").stderr == ""
+
+
 def test_a_skipped_image_is_told_and_the_others_are_done(build, bundle, photos, tmp_path):
     bad = tmp_path / "bad.jpg"
     bad.write_bytes(photos[-1].read_bytes()[:100] + b"x")

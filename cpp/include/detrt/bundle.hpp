@@ -51,10 +51,13 @@ public:
   const ModelSpec& spec() const noexcept { return spec_; }
   const std::vector<BundleFile>& files() const noexcept { return files_; }
   std::vector<BundleFile> of_kind(const std::string& kind) const;
-  // Path of a file after comparing its size and SHA-256 with the manifest. Throws Error (spec).
+  // Path of a file after comparing its size and SHA-256 with the manifest, and those of the files that are opened with it: where an
+  // ONNX file keeps its values, the weights of an OpenVINO model. Throws Error (spec), also where the manifest does not list one.
   std::filesystem::path checked_path(const BundleFile& file) const;
 
 private:
+  std::filesystem::path compared(const BundleFile& file) const;
+
   std::filesystem::path folder_;
   ModelSpec spec_;
   std::vector<BundleFile> files_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "detrt/decode.hpp"
+#include "detrt/error.hpp"
 #include "detrt/image.hpp"
 #include "detrt/prompt.hpp"
 #include "detrt/session.hpp"

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -51,7 +52,9 @@ Image resize_image(const Image& image, Size size, Resample resample);
 void save_image(const Image& image, const std::filesystem::path& path);
 
 // Expands inputs: a file as it is, a folder to all images below it in natural order (img2 before img10).
+// left_out: how many images and videos of other types the folders have, by suffix, which `detrt detect` reads.
 // Throws Error (image): no inputs, a path that does not exist, a folder without images.
-std::vector<std::filesystem::path> expand_inputs(const std::vector<std::string>& names);
+std::vector<std::filesystem::path> expand_inputs(const std::vector<std::string>& names,
+                                                 std::map<std::string, std::size_t>* left_out = nullptr);
 
 } // namespace detrt

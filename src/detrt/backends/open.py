@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -244,8 +245,9 @@ def kind_of(ref: str | os.PathLike) -> str:
             f"'{text}' is not a model that detrt can run: expected .onnx, .engine or a folder; a checkpoint file is written "
             f"ckpt:{text}"
         )
+    hub = f"of the Hugging Face hub it is written hf:{text}; else " if re.fullmatch(r"[\w.-]+/[\w.-]+", text) else ""
     raise SessionError(
-        f"there is no model '{text}'; give a bundle folder, an .onnx or .engine file, a checkpoint folder, "
+        f"there is no model '{text}'; {hub}give a bundle folder, an .onnx or .engine file, a checkpoint folder, "
         "hf:org/name or embedded:name"
     )
 

@@ -128,12 +128,9 @@ def _against_batch(ax: Any, rows: Sequence[dict[str, Any]], look: _Look, scope: 
     label = "median latency, ms" if key == "p50_ms" else "images per second"
     ax.set_title(scope.replace("_", " "), fontsize=9)
     ax.set(xlabel="batch size", ylabel=label)
-    values = [row[key] for found in lines.values() for row in found]
     batches = sorted({row["batch"] for row in rows})
-    # Ten times apart, a linear axis shows the slowest only.
-    if max(values) > 10 * max(min(values), 1e-9):
-        ax.set_yscale("log")
-        ax.yaxis.set_major_formatter("{x:g}")
+    if _spread([row[key] for row in rows]):  # of all panels of this kind, which are compared
+        _logarithmic(ax.yaxis, ax.set_yscale)
     else:
         ax.set_ylim(0, None)
     if len(batches) > 1:
@@ -141,6 +138,20 @@ def _against_batch(ax: Any, rows: Sequence[dict[str, Any]], look: _Look, scope: 
     ax.set_xticks(batches, [str(batch) for batch in batches])
     ax.minorticks_off()
     ax.grid(alpha=0.3, which="both")
+
+
+def _spread(values: Sequence[float]) -> bool:
+    """Whether values lie ten times apart, so that a linear axis would show the largest only."""
+    return max(values) > 10 * max(min(values), 1e-9)
+
+
+def _logarithmic(axis: Any, set_scale: Callable[[str], Any]) -> None:
+    """A logarithmic axis with enough numbers to read a value."""
+    from matplotlib.ticker import LogLocator
+
+    set_scale("log")
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=20))
+    axis.set_major_formatter("{x:g}")
 
 
 def _pareto(ax: Any, rows: Sequence[dict[str, Any]], look: _Look, scope: str) -> None:
@@ -160,10 +171,8 @@ def _pareto(ax: Any, rows: Sequence[dict[str, Any]], look: _Look, scope: str) ->
     low, high = min(row["AP"] for row in points), max(row["AP"] for row in points)
     if high - low < 0.02:  # differences that mean nothing should not fill the panel
         ax.set_ylim((low + high) / 2 - 0.02, (low + high) / 2 + 0.02)
-    times = [row["p50_ms"] for row in points]
-    if max(times) > 10 * min(times):
-        ax.set_xscale("log")
-        ax.xaxis.set_major_formatter("{x:g}")
+    if _spread([row["p50_ms"] for row in points]):
+        _logarithmic(ax.xaxis, ax.set_xscale)
     ax.set_title("average precision and latency", fontsize=9)
     ax.set(xlabel=f"{scope.replace('_', ' ')}, milliseconds, batch {least}", ylabel="AP")
     ax.grid(alpha=0.3)

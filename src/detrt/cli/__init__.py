@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
+import re
 import signal
 import sys
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,7 +137,8 @@ def main(arguments: list[str] | None = None) -> int:
     Anything that is not a DetrtError is a bug and leaves with its traceback (exit code 1).
     """
     try:
-        with _stop_cleanly():
+        with _stop_cleanly(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="max_detections ", category=UserWarning)  # a note says it
             open_streams()
             result = app(arguments if arguments is not None else sys.argv[1:], prog_name="detrt", standalone_mode=False)
             sys.stdout.flush()  # here, where a full disk or a closed pipe can still be told
@@ -189,6 +192,9 @@ def main(arguments: list[str] | None = None) -> int:
     return _stopped() if result == _INTERRUPTED else result if isinstance(result, int) else 0
 
 
+_NO_COMMAND = re.compile(r"No such command '([^']*)'")
+
+
 def _usage_error(error: Any, arguments: list[str]) -> str:
     """A usage error of click in one line: what is wrong, and where the options are listed."""
     context, option = getattr(error, "ctx", None), getattr(error, "option_name", None)
@@ -202,6 +208,11 @@ def _usage_error(error: Any, arguments: list[str]) -> str:
         if found is not None:
             return found
     message = " ".join(error.format_message().split()).rstrip(".")
+    if (unknown := _NO_COMMAND.match(message)) is not None:
+        from .spellings import command_hint
+
+        if (found := command_hint(unknown[1])) is not None:
+            return found
     if callable(refused := getattr(error.__cause__, "errors", None)):  # of pydantic, in newer typer versions
         message += f"; got {refused()[0]['input']!r}"
     return f"{message[:1].lower()}{message[1:]}; see: {path} -h".replace("?; see", "? See")

@@ -149,8 +149,11 @@ def detect(
     """
     from ..data.sinks import check_stdout_once
     from ..spec import read_spec_file
+    from . import show
 
     arguments = detector.arguments(prompt)
+    if not quiet:
+        show.notes(prompt.notes())
     session = {
         "backend": run.backend,
         "threads": opening.threads,
@@ -252,10 +255,11 @@ def _detect_here(
 
 def _notes(runner: Any, max_detections: int | None) -> list[str]:
     """What the user of a session is told before the results."""
+    from ..detector import more_than_given
+
     notes = [runner.info.note] if runner.info.notes else []
-    most = runner.spec.decode.max_detections
-    if max_detections is not None and max_detections > most and runner.spec.text is None:
-        notes.append(f"--max-detections {max_detections} changes nothing: this model gives at most {most} for an image")
+    if note := more_than_given(max_detections, runner.spec):
+        notes.append(f"--max-detections {note}")
     return notes
 
 

@@ -24,8 +24,10 @@ def encode_prompt(
     from rich.console import Console
 
     from ..backends.prompt_file import encode_prompt as work
+    from . import show
 
     text = prompt.read()
+    show.notes(prompt.notes())
     if text is None:
         raise PromptError("there is no prompt; give --prompt 'a cat. a dog.', --prompt-file or --classes-from")
     made = work(bundle, text, output, task=prompt.task)

@@ -17,6 +17,7 @@ A command takes a config class, or `Given[config class]` where it makes the conf
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import glob
 import inspect
@@ -326,6 +327,19 @@ class PromptOptions:
             "many": True,
         },
     )
+
+    def notes(self) -> list[str]:
+        """What may be meant otherwise: the name of a file, and phrases between commas."""
+        text = self.prompt
+        if text is None or not text.strip():
+            return []
+        with contextlib.suppress(OSError, ValueError):  # a text that can be no name
+            if Path(text).is_file():
+                return [f"--prompt finds what its words say, and {text!r} is also a file; to read it: --prompt-file {text}"]
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        if len(parts) > 1 and "." not in text:
+            return [f"{text!r} is one phrase, because full stops end phrases; for several: --prompt '{'. '.join(parts)}.'"]
+        return []
 
     def read(self) -> str | list[str] | ImageQueries | None:
         """The prompt; None where none is given.

@@ -117,6 +117,35 @@ _OUTPUT = {
 }
 
 
+# Commands of other tools -> what to type.
+_COMMANDS: dict[str, tuple[str, ...]] = {
+    "detrt detect MODEL IMAGES": ("predict", "infer", "inference", "run", "test-image", "stream"),
+    "detrt detect MODEL VIDEO --track": ("track",),
+    "detrt eval MODEL --images DIR --ground-truth FILE": ("val", "validate", "evaluate", "test", "map"),
+    "detrt bench MODEL": ("benchmark", "profile", "time", "perf"),
+    "detrt build CHECKPOINT -o BUNDLE": ("convert", "compile", "optimize", "optimise", "make"),
+    "detrt build CHECKPOINT -o BUNDLE --precision int8 --calibration DIR": ("quantize", "quantise", "calibrate"),
+    "detrt verify REFERENCE CANDIDATE": ("compare", "check", "diff"),
+    "detrt doctor": ("checks", "env", "version", "settings", "devices"),
+    "detrt info MODEL": ("show", "inspect", "summary", "describe", "list"),
+    "detrt COMMAND -h": ("help",),
+    "training code of transformers or of the authors, since detrt trains nothing, and then: detrt build CHECKPOINT -o BUNDLE": (
+        "train",
+        "fit",
+        "finetune",
+        "fine-tune",
+    ),
+}
+
+
+def command_hint(command: str) -> str | None:
+    """What to type for an unknown command, where another tool has it."""
+    for ours, names in _COMMANDS.items():
+        if command.lower().replace("_", "-") in names:
+            return f"no such command {command!r}; use {ours}"
+    return None
+
+
 def hint(option: str, command: str, options_of: Callable[[str], Iterable[str]], commands: Iterable[str]) -> str | None:
     """What to type for an unknown option, where another tool's name for it is known.
 

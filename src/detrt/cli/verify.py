@@ -89,6 +89,7 @@ def verify(
     gate: Gate | None = None if precision is None else replace(gate_for(precision), **changes)
     paths: list[Path] = [found.path for found in expand_inputs(images)][:limit]
     opening = {"backend": run.backend, "device": run.one_device()}
+    show.notes(prompt.notes())
     with show.progress() as step:
         done = parity.verify(
             against,

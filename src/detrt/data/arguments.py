@@ -67,6 +67,13 @@ def check_model(value: Any, *, sessions: bool = False) -> None:
     raise refuse("model", f"a path or reference, such as 'bundle/' or 'hf:org/name'{more}", value)
 
 
+def check_configs(value: Any, name: str, kind: type) -> None:
+    """Raise ArgumentError for what is no sequence of configurations of a class."""
+    one = value if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping)) else [value]
+    if one is not value or not all(isinstance(config, kind) for config in one):
+        raise refuse(name, f"a list of {kind.__name__}, such as [{kind.__name__}()]", value)
+
+
 def one_image(value: Any) -> ImageSource | None:
     """One image, of an open file its content; None: it may be many.
 

@@ -77,7 +77,7 @@ def _search(
 
         return search_torch(ref.session, cand.session, feeds), notes
     if cand.graph is None:
-        return None, ["no divergence search: the graph of the engine is not beside it"]
+        return None, [f"no divergence search: the ONNX graph that {cand.session.info.name} was built from is not beside it"]
     spec = cand.session.spec
     view = run_view(cand)
     reference, against = reference_view(ref, cand, say)

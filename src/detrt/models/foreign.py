@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import files, graph
 from ..bundle import PROVENANCE_KEY, Provenance
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ..graph.layouts import ForeignGraph
 
 SIDECAR = ".json"  # behind the name of the ONNX file
+_Fact = TypeVar("_Fact")
 Run = Callable[[Path, Mapping[str, Any]], Mapping[str, Any]]
 _NEUTRAL = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
 
@@ -148,6 +149,7 @@ class _ForeignReader:
     ) -> None:
         self._path, self._foreign, self._sidecar, self._labels, self._stated = path, foreign, sidecar, labels, stated
         layout = foreign.layout
+        self._unknown: list[SpecError | SourceError] = []
         self._notes = [f"layout {layout}, as {layout.exporters} export it: {layout.about}"]
         if sidecar.family == PUBLISHED_DEIMV2:  # as `verify` has it for the folder on the other side; their graph is that model
             self._sidecar = replace(sidecar, family="deimv2")
@@ -157,12 +159,14 @@ class _ForeignReader:
     def read(self) -> ForeignModel:
         layout = self._foreign.layout.name
         config = self._config()
-        family = self._family(config)
-        names = self._class_names(config)
+        family = self._fact(lambda: self._family(config), _unnamed(layout))
+        names = self._fact(lambda: self._class_names(config), {})
+        given = self._fact(lambda: self._input(family, config), None)
+        if given is None or self._unknown:
+            raise self._refusal()
         classes = max((self._foreign.classes, *(i + 1 for i in names))) if not self._foreign.classes else self._foreign.classes
         if layout == "transformers":
             classes -= family.activation == "softmax"
-        given = self._input(family, config)
         queries = self._foreign.queries
         select = {"transformers": family.select, "ultralytics": "query"}.get(layout, "topk")
         activation = family.activation if layout == "transformers" else "sigmoid"
@@ -175,6 +179,24 @@ class _ForeignReader:
             self._notes.append(f"the graph takes a batch of {self._foreign.batch} and no other")
         spec = ModelSpec(family.name, given, decode, names, name=self._path.stem)
         return ForeignModel(self._path, self._foreign, spec, tuple(self._notes), self._stated)
+
+    def _fact(self, find: Callable[[], _Fact], otherwise: _Fact) -> _Fact:
+        """A fact; where it cannot be told the reason is kept, so that one refusal has all of them."""
+        try:
+            return find()
+        except (SpecError, SourceError) as error:
+            self._unknown.append(error)
+            return otherwise
+
+    def _refusal(self) -> SpecError | SourceError:
+        if len(self._unknown) == 1:
+            return self._unknown[0]
+        start = f"'{self._path}'"
+        reasons = [
+            str(error).removeprefix(start).removeprefix(f" (layout {self._foreign.layout.name})").strip()
+            for error in self._unknown
+        ]
+        return SpecError(f"{start}: " + "; ".join(f"({number}) {reason}" for number, reason in enumerate(reasons, 1)))
 
     def _config(self) -> Any:
         """The configuration that optimum writes beside a file of the layout "transformers"; None where there is none."""
@@ -211,7 +233,7 @@ class _ForeignReader:
                 f"checkpoint beside it, or give --family with one of {', '.join(rows)}"
             )
         if name is None:
-            return Family(layout, "", layout, "sigmoid", "topk", None, "", normalize=False)
+            return _unnamed(layout)
         if BY_NAME[name].text:
             raise SpecError(
                 f"--family {name} takes a prompt, for which detrt reads no ONNX file of other exporters; export its checkpoint"
@@ -282,6 +304,7 @@ class _ForeignReader:
             return self._like_a_checkpoint(family, config)
         if sidecar.preprocess not in (None, FAMILY_DEFAULT):
             raise SpecError(f"--preprocess must be {FAMILY_DEFAULT}; got {sidecar.preprocess!r}")
+        mean, std = self._fact(lambda: self._normalisation(family), _NEUTRAL)
         if sidecar.resize is None and dynamic:
             raise SpecError(
                 f"'{self._path}' takes images of any size; give the one that the model was trained at with --resize HEIGHTxWIDTH"
@@ -295,7 +318,6 @@ class _ForeignReader:
                 )
             size = parse_size(sidecar.resize, "--resize")
         assert size is not None
-        mean, std = self._normalisation(family)
         return InputSpec("stretch", *size, mean=mean, std=std, mask=foreign.mask, dynamic=dynamic)
 
     def _normalisation(self, family: Family) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -326,6 +348,11 @@ class _ForeignReader:
         names = ("resize", "preprocess")
         choices = {name: value for name in names if (value := getattr(sidecar, name)) is not None}
         return read_input_spec(folder, row, config, ref=str(self._path), **choices)
+
+
+def _unnamed(layout: str) -> Family:
+    """A row of its own for a layout that needs no family."""
+    return Family(layout, "", layout, "sigmoid", "topk", None, "", normalize=False)
 
 
 def _names_of(text: str) -> dict[int, str]:

@@ -218,13 +218,30 @@ def takes_load_options(function: Function) -> Function:
     return function
 
 
+# Keywords of other tools, and options of the command line -> ours.
+_ELSEWHERE = {
+    "conf": ("threshold",),
+    "confidence": ("threshold",),
+    "imgsz": ("size",),
+    "image_size": ("size",),
+    "max_det": ("max_detections",),
+    "batch": ("batch_size",),
+    "target": ("engines", "packages", "openvino"),
+    "half": ("precision",),
+    "int8": ("precision",),
+    "weights": ("model",),
+    "checkpoint": ("model",),
+}
+
+
 def check_changes(function: Callable[..., Any], changes: LoadChanges) -> None:
     """Raise TypeError for a keyword that a function of `takes_load_options` does not take, with the closest name that it takes."""
     allowed = [name for name in inspect.signature(function).parameters if name != "self"]
     for name in changes:
         if name not in allowed:
-            close = difflib.get_close_matches(name, allowed, n=1, cutoff=0.6)
-            hint = f"did you mean {close[0]}?" if close else f"it takes: {', '.join(allowed)}"
+            close = [other for other in _ELSEWHERE.get(name, ()) if other in allowed]
+            close = close or difflib.get_close_matches(name, allowed, n=1, cutoff=0.6)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"it takes: {', '.join(allowed)}"
             raise TypeError(f"{function.__qualname__.removesuffix('.__init__')} has no keyword {name!r}; {hint}")
 
 
