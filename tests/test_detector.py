@@ -84,11 +84,11 @@ def test_without_a_mask_only_equal_sizes_share_a_batch():
     assert log == [(2, 3, 16, 24), (1, 3, 24, 16), (1, 3, 16, 16), (1, 3, 24, 16)]
 
 
-def test_with_a_mask_all_sizes_share_a_batch():
+def test_with_a_mask_too_only_equal_sizes_share_a_batch():
     log = []
     detector = Detector(make_session(make_spec(**EDGE, mask=True), log=log), threshold=0.01, batch_size=4)
-    assert reds(detector([red(16, 24, 50), red(24, 16, 60)])) == [50, 60]
-    assert log == [(2, 3, 24, 24)]
+    assert reds(detector([red(16, 24, 50), red(24, 16, 60), red(32, 48, 70)])) == [50, 60, 70]
+    assert log == [(2, 3, 16, 24), (1, 3, 24, 16)]
 
 
 def test_size():

@@ -54,28 +54,32 @@ int rounded_up(int side, int multiple) {
   return (side + multiple - 1) / multiple * multiple;
 }
 
+// Height and width of a tensor for images of these sizes.
+Size padded(const std::vector<Size>& resized, const InputSpec& input, std::optional<Size> size) {
+  if (input.needs_equal_sizes())
+    return resized.front(); // a multiple already
+  if (input.one_size() || size)
+    return size.value_or(input.size);
+  Size most;
+  for (const Size& one : resized)
+    most = {std::max(most.height, one.height), std::max(most.width, one.width)};
+  return {rounded_up(most.height, input.multiple_of), rounded_up(most.width, input.multiple_of)};
+}
+
 Size canvas(const std::vector<Size>& resized, const InputSpec& input, std::optional<Size> size) {
-  if (input.needs_equal_sizes()) {
+  if (input.needs_equal_sizes())
     for (const Size& other : resized)
       if (other != resized.front())
         throw Error(ErrorKind::spec,
                     "this model has no padding mask, so all images of a batch must have one size; got " +
                         text_of(resized.front()) + " and " + text_of(other) +
                         " after resizing. Use Detector, or split the batch with group_by_size");
-    return resized.front();
-  }
-  if (input.one_size() || size) {
-    const Size target = size.value_or(input.size);
-    for (const Size& one : resized)
-      if (one.height > target.height || one.width > target.width)
-        throw Error(ErrorKind::image, "an image of " + text_of(one) + " (height x width) after resizing does not fit the " +
-                                          text_of(target) + " that this model pads to");
-    return target;
-  }
-  Size most;
+  const Size target = padded(resized, input, size);
   for (const Size& one : resized)
-    most = {std::max(most.height, one.height), std::max(most.width, one.width)};
-  return {rounded_up(most.height, input.multiple_of), rounded_up(most.width, input.multiple_of)};
+    if (one.height > target.height || one.width > target.width)
+      throw Error(ErrorKind::image, "an image of " + text_of(one) + " (height x width) after resizing does not fit the " +
+                                        text_of(target) + " that this model pads to");
+  return target;
 }
 
 // Copies interleaved pixels to the upper left corner of three planes.
@@ -220,7 +224,7 @@ std::vector<std::vector<std::size_t>> group_by_size(const std::vector<Size>& siz
   std::vector<std::vector<std::size_t>> groups;
   std::vector<Size> keys;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
-    const Size key = spec.input.needs_equal_sizes() ? resized_size(sizes[i], spec.input, size) : Size{};
+    const Size key = padded({resized_size(sizes[i], spec.input, size)}, spec.input, size);
     const auto at = static_cast<std::size_t>(std::find(keys.begin(), keys.end(), key) - keys.begin());
     if (at == keys.size()) {
       keys.push_back(key);

@@ -47,6 +47,20 @@ std::vector<detrt::Image> images_of(int count) {
 
 } // namespace
 
+TEST_CASE("no image shares a batch with a larger one, whose padding the model would see") {
+  const std::vector<detrt::Size> sizes{{50, 70}, {70, 50}, {100, 140}, {50, 71}, {66, 50}};
+  using Groups = std::vector<std::vector<std::size_t>>;
+  const char* shortest = R"({"input": {"resize": "shortest_edge", "shortest_edge": 48, "longest_edge": 96, "dynamic": true,
+    "mask": true, "multiple_of": 1}})";
+  const char* rounded = R"({"input": {"resize": "shortest_edge", "shortest_edge": 48, "longest_edge": 96, "dynamic": true,
+    "mask": true, "multiple_of": 32, "height": 64, "width": 96}})";
+  CHECK(detrt::group_by_size(sizes, spec_of(shortest)) == Groups{{0, 2}, {1}, {3}, {4}});
+  CHECK(detrt::group_by_size(sizes, spec_of(rounded)) == Groups{{0, 2, 3}, {1}, {4}});
+  CHECK(detrt::group_by_size(sizes, spec_of(shortest), detrt::Size{48, 64}) == Groups{{0, 1, 2, 3, 4}});
+  CHECK(detrt::group_by_size(sizes, spec_of()) == Groups{{0, 1, 2, 3, 4}});
+  CHECK(detrt::group_by_size({}, spec_of()).empty());
+}
+
 TEST_CASE("a detector keeps the order of the images, whatever the batch") {
   for (const auto& [fixed, asked] : {std::pair{-1, 1}, std::pair{-1, 3}, std::pair{4, 4}}) {
     detrt::DetectorOptions options;

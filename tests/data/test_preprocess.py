@@ -9,7 +9,15 @@ import pytest
 from PIL import Image
 from runtime_cases import make_spec
 
-from detrt.data.preprocess import fit_size, group_by_size, preprocess, resized_size, shortest_edge_size
+from detrt.data.preprocess import (
+    fit_size,
+    group_by_size,
+    plan_batches,
+    preprocess,
+    resized_size,
+    shortest_edge_size,
+    tensor_size,
+)
 from detrt.errors import ImageError, SpecError
 from detrt.spec import ModelSpec
 
@@ -158,6 +166,33 @@ def test_group_by_size():
     assert group_by_size([], bare) == [] == group_by_size([], make_spec())
     with pytest.raises(SpecError, match=r"group_by_size"):
         preprocess([source(*size) for size in sizes[:2]], bare)
+
+
+@pytest.mark.parametrize(
+    ("changes", "choices", "groups"),
+    [
+        (dict(SHORTEST, mask=True), {}, [[0, 2], [1], [3], [4]]),
+        (dict(SHORTEST, mask=True, multiple_of=32), {}, [[0, 2, 3], [1], [4]]),
+        (dict(SHORTEST, mask=True), {"size_hw": (32, 48)}, [[0, 1, 2, 3, 4]]),
+        (dict(SHORTEST, mask=True, dynamic=False, pad=True, height=96, width=96), {}, [[0, 1, 2, 3, 4]]),
+        (dict(SHORTEST, multiple_of=16), {}, [[0, 2, 3], [1], [4]]),
+        ({}, {}, [[0, 1, 2, 3, 4]]),
+        ({"resize": "fit", "mask": True}, {}, [[0, 1, 2, 3, 4]]),
+        ({"dynamic": True}, {"sizes": [(8, 12), (12, 8)]}, [[0, 2, 3, 4], [1]]),
+    ],
+    ids=["mask", "mask-rounded", "mask-one-size", "mask-padded", "no-mask", "stretch", "fit", "several-sizes"],
+)
+def test_no_image_shares_a_batch_with_a_larger_one(changes, choices, groups):
+    """Each is prepared as it is alone: padding that a neighbour brings changes what a model finds, mask or not."""
+    sizes = [(50, 70), (70, 50), (100, 140), (50, 71), (50, 50)]
+    spec = make_spec(**changes)
+    plans = plan_batches(sizes, spec.input, **choices)
+    assert [list(plan.indices) for plan in plans] == groups
+    for plan in plans:
+        assert {tensor_size(sizes[index], spec.input, **choices) for index in plan.indices} == {plan.tensor_hw}
+        for place, index in enumerate(plan.indices):
+            (alone,) = plan_batches([sizes[index]], spec.input, **choices)
+            assert (alone.tensor_hw, alone.resized_hw) == (plan.tensor_hw, plan.resized_hw[place : place + 1])
 
 
 def test_other_size():

@@ -34,7 +34,8 @@ Tensors size_feeds(const BatchPlan& plan, const ModelSpec& spec);
 void check_size(const InputSpec& input, std::optional<Size> size);
 // Size of the image inside the tensor, without padding.
 Size resized_size(Size original, const InputSpec& input, std::optional<Size> size = {});
-// Indices of images that may share a batch, by first appearance: one group, unless the model needs equal sizes.
+// Indices of images whose tensors have one size, by first appearance: in a batch they do not change each other's results, as larger
+// neighbours would, whose padding the model sees.
 std::vector<std::vector<std::size_t>> group_by_size(const std::vector<Size>& sizes, const ModelSpec& spec,
                                                     std::optional<Size> size = {});
 

@@ -10,7 +10,9 @@ How an image gets its size:
                    With a mask, the batch is padded right and bottom to its largest sides, rounded up
                    to `multiple_of`. Without one a model cannot tell padding from image, so the
                    sides are rounded down to `multiple_of` instead and only images of equal size
-                   share a batch (`group_by_size`).
+                   share a batch (`group_by_size`). A `Detector` keeps images with masks apart as
+                   well, where their padded sizes differ (`plan_batches`): what a model finds in an
+                   image changes with the padding that a larger neighbour brings.
     fit            the largest size of the same aspect ratio inside (height, width), then padded
     max_size       the largest size of the same aspect ratio inside (max_height, max_width), sides rounded
                    down; padding as shortest_edge
@@ -161,7 +163,7 @@ def plan_batches(
     split: Callable[[list[int]], list[list[int]]] | None = None,
     fill: int | None = None,
 ) -> list[BatchPlan]:
-    """Split images into batches: by their sizes, as `group_by_size`, then by `split`.
+    """Split images into batches: by the size of their tensor, so that none depends on its neighbours, then by `split`.
 
     Args:
         sizes_hw: of the images.
@@ -177,10 +179,9 @@ def plan_batches(
     for size in set(inputs):
         check_size(given, size)
     resized = [resized_size(size, given, wanted) for size, wanted in zip(sizes_hw, inputs, strict=True)]
-    keys = inputs if sizes else resized if needs_equal_sizes(given) else [None] * len(resized)
-    groups: dict[SizeHW | None, list[int]] = {}
-    for index, key in enumerate(keys):
-        groups.setdefault(key, []).append(index)
+    groups: dict[SizeHW, list[int]] = {}
+    for index, (size, wanted) in enumerate(zip(resized, inputs, strict=True)):
+        groups.setdefault(_padded([size], given, wanted), []).append(index)
     plans = []
     for group in groups.values():
         for some in [group] if split is None else split(group):
@@ -192,9 +193,10 @@ def plan_batches(
 
 
 def group_by_size(sizes_hw: Sequence[SizeHW], spec: ModelSpec, *, size_hw: SizeHW | None = None) -> list[list[int]]:
-    """Split images into groups that may share a batch: lists of indices, by first appearance.
+    """Split images into groups that the model can run as one batch: lists of indices, by first appearance.
 
-    One group for all, except for models that keep the aspect ratio and have no mask.
+    One group for all, except for models that keep the aspect ratio and have no mask. Where there is a mask, the results of an
+    image change with the padding that a larger neighbour brings; `plan_batches` keeps them apart.
     """
     if not needs_equal_sizes(spec.input):
         return [list(range(len(sizes_hw)))] if len(sizes_hw) else []
@@ -202,6 +204,15 @@ def group_by_size(sizes_hw: Sequence[SizeHW], spec: ModelSpec, *, size_hw: SizeH
     for index, original in enumerate(sizes_hw):
         groups.setdefault(resized_size(original, spec.input, size_hw), []).append(index)
     return list(groups.values())
+
+
+def tensor_size(original_hw: SizeHW, given: InputSpec, size_hw: SizeHW | None = None, *, sizes: Sequence[SizeHW] = ()) -> SizeHW:
+    """Size of the tensor of an image by itself, with padding. Images of one size do not change each other's results in a batch.
+
+    Arguments as of `plan_batches`.
+    """
+    wanted = nearest_size(original_hw, sizes) if sizes else size_hw
+    return _padded([resized_size(original_hw, given, wanted)], given, wanted)
 
 
 def needs_equal_sizes(given: InputSpec) -> bool:
@@ -339,22 +350,27 @@ def normalize(pixels: NDArray, given: InputSpec) -> NDArray[np.float32]:
 
 def _canvas(resized: Sequence[SizeHW], given: InputSpec, size_hw: SizeHW | None) -> SizeHW:
     """Height and width of the batch tensor."""
-    if needs_equal_sizes(given):
-        if len(set(resized)) > 1:
-            raise SpecError(
-                f"this model has no padding mask, so all images of a batch must have one size; got "
-                f"{sorted(set(resized))} after resizing. Use Detector, or split the batch with group_by_size"
+    if needs_equal_sizes(given) and len(set(resized)) > 1:
+        raise SpecError(
+            f"this model has no padding mask, so all images of a batch must have one size; got "
+            f"{sorted(set(resized))} after resizing. Use Detector, or split the batch with group_by_size"
+        )
+    canvas = _padded(resized, given, size_hw)
+    for height, width in resized:
+        if height > canvas[0] or width > canvas[1]:
+            raise ImageError(
+                f"an image of {height}x{width} (height x width) after resizing does not fit the {canvas[0]}x{canvas[1]} that "
+                "this model pads to; transformers refuses it as well. Build the model again with --resize"
             )
-        return resized[0]
+    return canvas
+
+
+def _padded(resized: Sequence[SizeHW], given: InputSpec, size_hw: SizeHW | None) -> SizeHW:
+    """Height and width of a tensor for images of these sizes."""
+    if needs_equal_sizes(given):
+        return resized[0]  # a multiple already
     if given.one_size or size_hw is not None:
-        canvas = size_hw or given.size_hw
-        for height, width in resized:
-            if height > canvas[0] or width > canvas[1]:
-                raise ImageError(
-                    f"an image of {height}x{width} (height x width) after resizing does not fit the {canvas[0]}x{canvas[1]} that "
-                    "this model pads to; transformers refuses it as well. Build the model again with --resize"
-                )
-        return canvas
+        return size_hw or given.size_hw
     multiple = given.multiple_of
     height, width = (-(-max(size[axis] for size in resized) // multiple) * multiple for axis in (0, 1))
     return height, width

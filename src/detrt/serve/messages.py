@@ -35,7 +35,9 @@ class Setup:
 class ModelFacts:
     """A model as a worker opened it.
 
-    max_batch: the smaller of the server's and the model's. run_s: seconds of a run with such a batch.
+    max_batch: the smaller of the server's and the model's. Of inputs, (height, width): size_hw, the usual one; only_hw, that of all
+    images, where there is one besides the model's rule; sizes, those that it was built for, where there are several. run_s: seconds
+    of a run with a full batch.
     """
 
     name: str
@@ -49,6 +51,8 @@ class ModelFacts:
     takes_task: bool
     takes_query_images: bool
     note: str
+    only_hw: tuple[int, int] | None = None
+    sizes: tuple[tuple[int, int], ...] = ()
     run_s: float = 0.0
 
 

@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from ..backends.worker_process import Failed, after_death
 from ..data.images import stored_size
-from ..data.preprocess import needs_equal_sizes, resized_size
+from ..data.preprocess import tensor_size
 from ..errors import DetrtError, SessionError
 from .batcher import ALONE, Batcher, Item, QueueFull
 from .config import ServeConfig
@@ -407,11 +407,7 @@ class Calls:
         """
         own = timeout_ms is not None and timeout_ms / 1e3 < self.config.timeout_s
         limit = timeout_ms / 1e3 if own and timeout_ms is not None else self.config.timeout_s
-        if isinstance(tasks[0], ImageTask) and not needs_equal_sizes(model.spec.input):
-            lanes: list[Hashable] = ["images"] * len(tasks)
-        else:
-            lanes = [self._lane(model, task) for task in tasks]
-        items = self.pool.submit(model.name, tasks, lanes)
+        items = self.pool.submit(model.name, tasks, [self._lane(model, task) for task in tasks])
         # Ends with the last result, or with the first refused task.
         answers = asyncio.gather(*(item.future for item in items))
         answers.add_done_callback(lambda done: done.cancelled() or done.exception())  # else asyncio logs that nobody asked
@@ -442,13 +438,14 @@ class Calls:
                 self.pool.leave(unfinished)
 
     def _lane(self, model: ModelFacts, task: ImageTask | TensorTask) -> Hashable:
-        """Lane of a task: tensors of the same shapes, or images of one size after resizing, may share a batch."""
+        """Lane of a task: tensors of the same shapes, or images whose tensors have one size, may share a batch."""
         if isinstance(task, TensorTask):
             return ("tensors", *((name, array.shape[1:]) for name, array in task.feeds.items()))
         # An image that is rotated by its EXIF orientation may wait in another lane than it should; the worker splits a batch by
         # the sizes that it decodes.
         size_hw = stored_size(task.data)
-        return "images" if size_hw is None else ("images", resized_size(size_hw, model.spec.input, self.config.size))
+        given = model.spec.input
+        return "images" if size_hw is None else ("images", tensor_size(size_hw, given, model.only_hw, sizes=model.sizes))
 
 
 async def _disconnected(request: Request) -> None:

@@ -266,6 +266,8 @@ class Model:
             takes_task=text is not None and text.kind == "classes",
             takes_query_images=session.info.takes_query_images,
             note=session.info.note,
+            only_hw=self.detector.size,
+            sizes=session.info.sizes if setup.size_hw is None else (),
         )
 
     def warm_up(self) -> None:

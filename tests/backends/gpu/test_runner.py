@@ -23,7 +23,7 @@ from detrt.backends.gpu.top_k import select, unpack
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.data.images import Input, load_image
 from detrt.data.postprocess import decode
-from detrt.data.preprocess import plan_batches, preprocess, resize
+from detrt.data.preprocess import plan_batch, preprocess, resize
 from detrt.data.resample import resized
 from detrt.detections import mask_iou
 from detrt.detector import AHEAD, Detector
@@ -273,7 +273,7 @@ def test_a_prompt_is_told_once(tmp_path):
             assert np.allclose(want.scores, got.scores, atol=1e-6)
             assert np.allclose(want.boxes_xyxy, got.boxes_xyxy, atol=1e-3)
         loaded = [source(40, 60), source(60, 40)]
-        (plan,) = plan_batches([(40, 60), (60, 40)], there.spec.input)
+        plan = plan_batch([(40, 60), (60, 40)], there.spec.input)
         times = there.session.image_runner.stage_times(loaded, plan, 2)
         assert all(len(found) == 2 for found in times.values()) and min(map(min, times.values())) > 0
         # Prompts of their own take the CPU's way.
