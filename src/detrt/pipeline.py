@@ -14,10 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from . import files
-from .backends.compare import output_differences
 from .backends.inductor.build import PackageSource, build_packages, check_packages
 from .backends.inductor.config import InductorConfig
 from .backends.onnxruntime.session import OnnxSession, run_graph
@@ -595,6 +592,7 @@ class _Builder:
         if precision not in (Precision.FP32, Precision.INT8) or self.spec.text is not None or self._graphs != self._folder:
             return
         from . import graph
+        from .backends.onnxruntime.fused import fused_difference
         from .graph.fuse_attention import fuse_attention, save_beside
         from .graph.split_resize import split_resize
 
@@ -606,9 +604,7 @@ class _Builder:
             return
         save_beside(model, self._folder / FUSED, self._folder / MODEL)
         try:
-            error = _largest_difference(
-                self._folder / MODEL, self._folder / FUSED, self.spec, quantized=precision == Precision.INT8
-            )
+            error = fused_difference(self._folder / MODEL, self._folder / FUSED, self.spec, quantized=precision == Precision.INT8)
         except SessionError as failure:
             self.warnings.append(f"ONNX Runtime's own attention cannot run here, so {MODEL} runs as it is: {failure}")
             error = math.inf
@@ -791,55 +787,6 @@ def report_to_dict(report: BuildReport) -> dict[str, Any]:
         "warnings": list(report.warnings),
         "notes": list(report.notes),
     }
-
-
-def _largest_difference(path: Path, fused: Path, spec: ModelSpec, *, quantized: bool = False) -> float:
-    """Between two forms of a graph in ONNX Runtime, on one drawn scene and on two; relative to the largest value.
-
-    The fused one is given the selections (top-k) of the other: scores that tie within rounding may change their order, and each query
-    after them then is another one.
-
-    quantized: both are compared without their quantization, which makes steps of differences in the last bit, and the fused one must run
-    with it.
-
-    Raises:
-        SessionError: one of them cannot run.
-    """
-    from . import graph
-    from .graph.clean import serialized
-    from .graph.dequantize import remove_quantization
-    from .graph.probe import MAX_PROBED_BYTES, probe
-    from .graph.selections import topk_outputs
-    from .graph.view import GraphView
-
-    if quantized:
-        with OnnxSession(path, spec, fused=fused) as session:
-            found = session.run(preprocess(draw_images(session.info.fixed_batch or 1, spec.input.size_hw), spec).feeds)
-        if not all(np.isfinite(output).all() for output in found.values()):
-            return math.inf
-        with tempfile.TemporaryDirectory() as folder:
-            exact = []
-            for one in (path, fused):
-                model = graph.load(one)
-                remove_quantization(model)
-                graph.save(model, Path(folder) / one.name)
-                exact.append(Path(folder) / one.name)
-            return _largest_difference(exact[0], exact[1], spec)
-    plain_graph, fused_graph = graph.load(path), GraphView(graph.load(fused))
-    selections = topk_outputs(plain_graph) if graph.weight_bytes(plain_graph) < MAX_PROBED_BYTES else []
-    whole = serialized(plain_graph, selections) if selections else path
-    errors: list[float] = []
-    with OnnxSession(whole, spec) as plain:
-        del plain_graph, whole
-        batches = (1, 2) if plain.info.fixed_batch is None else (plain.info.fixed_batch,)
-        for count in batches:
-            feeds = preprocess(draw_images(count, spec.input.size_hw), spec).feeds
-            outputs = plain.run(feeds)
-            chosen = {name: outputs.pop(name) for name in selections}
-            following = graph.to_bytes(probe(fused_graph, (), chosen)[0]) if chosen else path
-            with OnnxSession(following, spec, fused=None if chosen else fused) as other:
-                errors += output_differences(outputs, other.run(feeds), Precision.FP32.output_tolerance).values()
-    return max(errors)
 
 
 def _try_device(path: Path, spec: ModelSpec, device: str) -> Stage:

@@ -591,7 +591,10 @@ class Precision(str, Enum):
     min_compute_capability: oldest GPU with tensor cores for it, e.g. 89 (FP32: oldest with matmuls in TensorRT-RTX).
     min_fraction: of MatMul and Conv MACs; a graph with less in this precision counts as a downgrade.
     layer_tolerance: error of one layer beyond which two graphs diverge, relative to the layer's values.
-    output_tolerance: the same of the outputs of a compiled package (docs/guide/compiled-packages.md).
+    output_tolerance: the same of the outputs of a whole graph, package or OpenVINO model. In FP32 kernels of two libraries differ by
+        rounding only, which grows with depth: the worst family measured (docs/results/benchmarks.md) stays below a third of it.
+
+    What detections may differ by is in `data.matching.GATES`.
     """
 
     bits: int

@@ -15,7 +15,6 @@ from tiny_exports import SHARED
 from detrt import graph
 from detrt.backends.compare import relative_error
 from detrt.backends.onnxruntime.session import OnnxSession
-from detrt.export.trace import CHECK_TOLERANCE
 from detrt.graph.clean import with_outputs
 from detrt.graph.selections import topk_outputs
 from detrt.models.arch.deformable import level_masks
@@ -23,7 +22,7 @@ from detrt.models.example_inputs import example_feeds
 from detrt.models.hooks import forced_topk
 from detrt.models.load import load_source
 from detrt.models.wrapper import ExportModule
-from detrt.spec import PIXEL_MASK, PIXEL_VALUES
+from detrt.spec import PIXEL_MASK, PIXEL_VALUES, Precision
 
 # name -> choices: one of each lowering.
 SWIN = "co_dino-swin-l"
@@ -48,7 +47,7 @@ def pair(report, module, feeds):
 @pytest.mark.parametrize("name", NAMES)
 def test_other_batches_and_odd_sizes(name, batch, exported, tiny):
     report = exported(name, **CASES[name])
-    assert report.worst <= CHECK_TOLERANCE / 10
+    assert report.worst <= Precision.FP32.output_tolerance / 10
     sampled = any(node.op_type == "GridSample" for node in graph.load(report.path).graph.node)
     assert sampled is ("msda" in CASES[name])
     want, got = pair(report, tiny(name).module, example_feeds(report.spec, batch, ODD, seed=batch))
@@ -61,7 +60,7 @@ def test_other_batches_and_odd_sizes(name, batch, exported, tiny):
 def test_vit_at_another_size(exported, tiny):
     """Windows, the table of positions and rotary positions all follow the size, in steps of 32 pixels."""
     report = exported("co_dino-vit-l")
-    assert report.worst <= CHECK_TOLERANCE / 10
+    assert report.worst <= Precision.FP32.output_tolerance / 10
     want, got = pair(report, tiny("co_dino-vit-l").module, example_feeds(report.spec, 3, (96, 160), seed=1))
     for output in want:
         assert relative_error(want[output], got[output]) <= 1e-4, output

@@ -125,11 +125,9 @@ def test_coordinates_at_an_integer_do_not_fail_the_check(cut_coordinates, tiny, 
     from detrt.export.onnx import check_export
     from detrt.graph.clean import with_outputs
     from detrt.models.example_inputs import example_feeds
-    from detrt.models.wrapper import ExportModule
 
     (report, model, number, shifted), source = cut_coordinates, tiny("pp_doclayout_v2")
-    module = ExportModule(source.module, report.spec)
-    errors = lambda graph: max(row["error"] for row in check_export(module, source, graph, report.spec))  # noqa: E731
+    errors = lambda graph: max(row["error"] for row in check_export(source, graph, report.spec))  # noqa: E731
     wide = with_outputs(model, [number], onnx.TensorProto.FLOAT)
     feeds = example_feeds(report.spec, 3, report.spec.input.size_hw, seed=3)
     values = OnnxSession(wide.SerializeToString(), report.spec).run(feeds)[number]

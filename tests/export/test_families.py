@@ -21,7 +21,6 @@ from detrt.backends.torch import TorchSession, contract
 from detrt.data.matching import Gate, match
 from detrt.data.postprocess import decode
 from detrt.export.onnx import ExportConfig
-from detrt.export.trace import CHECK_TOLERANCE
 from detrt.graph.clean import with_outputs
 from detrt.graph.selections import topk_outputs
 from detrt.models.contract import exported_spec, other_size, trace_size
@@ -29,7 +28,7 @@ from detrt.models.example_inputs import example_feeds
 from detrt.models.families import BY_NAME
 from detrt.models.hooks import forced_topk
 from detrt.models.random import DINO_MODELS, MODELS, TEXT_MODELS
-from detrt.spec import PIXEL_MASK, PIXEL_VALUES
+from detrt.spec import PIXEL_MASK, PIXEL_VALUES, Precision
 
 # Variants of a family that has another one in the quick run, in one graph at least.
 SLOW = {
@@ -99,7 +98,7 @@ def test_the_built_in_check_ran_at_what_was_not_traced(name, choices, exported):
     assert cases == {(1, *traced), (3, *other)}  # the trace has batch 2
     assert (traced != other) is report.spec.input.dynamic
     assert {row["output"] for row in report.errors} == {info.name for info in contract(report.spec)[1]}
-    assert report.worst <= CHECK_TOLERANCE / 10
+    assert report.worst <= Precision.FP32.output_tolerance / 10
 
 
 @pytest.mark.parametrize(("name", "choices"), CASES, ids=ids)

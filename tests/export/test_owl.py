@@ -19,6 +19,7 @@ from PIL import Image
 from tiny_exports import SHARED
 
 from detrt import Detector, ExportConfig, ImageQueries, export_onnx
+from detrt.backends.compare import unpadded
 from detrt.backends.open import open_session
 from detrt.backends.torch import open_torch
 from detrt.cli import main
@@ -26,7 +27,6 @@ from detrt.data.preprocess import preprocess
 from detrt.data.scenes.scene import draw_scene
 from detrt.errors import ExportError, PromptError, SessionError, SourceError
 from detrt.evaluation.parity import verify
-from detrt.export.prompted import unpadded
 from detrt.models.example_inputs import example_ids, image_feeds, text_feeds
 from detrt.models.load import load_source
 from detrt.models.wrapper import StockQueryEncoder, StockTextEncoder, StockTextModule

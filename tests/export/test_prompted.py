@@ -13,20 +13,20 @@ pytest.importorskip("onnxslim", reason="needs the 'export' extra")
 from tiny_exports import SHARED
 
 from detrt import graph
-from detrt.backends.compare import relative_error
+from detrt.backends.base import Choices
+from detrt.backends.compare import relative_error, unpadded
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.data.postprocess import decode
 from detrt.errors import ExportError, SourceError
 from detrt.export import ExportConfig, export_onnx
-from detrt.export.prompted import CHECKS, TRACED_ROWS, TRACED_TOKENS, _stock, unpadded
-from detrt.export.trace import CHECK_TOLERANCE
+from detrt.export.prompted import CHECKS, TRACED_ROWS, TRACED_TOKENS, _StockSession
 from detrt.graph.clean import with_outputs
 from detrt.graph.selections import topk_outputs
 from detrt.models.contract import contract, text_encoder_contract
 from detrt.models.example_inputs import example_ids, image_feeds, text_feeds, token_feeds
 from detrt.models.load import load_source
 from detrt.models.wrapper import StockTextModule, TextExportModule, best_phrases
-from detrt.spec import CLASS_MASK, LOGITS, PHRASE_MASK, PIXEL_MASK, PRED_BOXES
+from detrt.spec import CLASS_MASK, LOGITS, PHRASE_MASK, PIXEL_MASK, PRED_BOXES, Precision
 
 # Both lowerings, both ways to decode, both kinds of prompt, one graph and two.
 VARIANTS = {
@@ -73,7 +73,8 @@ class Pair:
 
     def expected(self, feeds, got):
         plain = {**feeds, **token_feeds(self.ids, self.spec)} if PIXEL_MASK in self.stock.input_names else feeds
-        return _stock(self.stock, self.module, plain, [got[name] for name in self.selections])
+        chosen = Choices([got[name] for name in self.selections])
+        return list(_StockSession(self.stock, self.module).run(plain, chosen).values())
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +117,7 @@ def test_the_built_in_check_ran_at_what_was_not_traced(name, made):
     assert not {batch for batch, _ in cases} & {TRACED_ROWS}
     assert not {tokens for _, tokens in cases} & {TRACED_TOKENS}
     assert {row["output"] for row in report.errors} == {info.name for info in contract(report.spec)[1]}
-    assert report.worst <= CHECK_TOLERANCE / 10
+    assert report.worst <= Precision.FP32.output_tolerance / 10
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

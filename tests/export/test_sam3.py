@@ -21,6 +21,7 @@ from checkpoint_folders import save_folder
 
 from detrt import Detector, ExportConfig, export_onnx, graph
 from detrt.backends.base import Backend
+from detrt.backends.compare import unpadded
 from detrt.backends.open import open_session
 from detrt.backends.prompted import PromptedSession
 from detrt.cli import main
@@ -29,7 +30,6 @@ from detrt.data.scenes.scene import draw_scene
 from detrt.detections import Masks, mask_iou
 from detrt.errors import PromptError, SourceError
 from detrt.evaluation.parity import verify
-from detrt.export.prompted import unpadded
 from detrt.models.arch.sam3 import both
 from detrt.models.example_inputs import example_ids, image_feeds, text_feeds
 from detrt.models.load import load_source

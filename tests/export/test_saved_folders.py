@@ -30,12 +30,12 @@ from detrt.data.scenes.phrases import parity_set
 from detrt.data.scenes.scene import draw_scene
 from detrt.errors import GateError, SourceError
 from detrt.export import ExportConfig, export_onnx
-from detrt.export.trace import CHECK_TOLERANCE
 from detrt.graph.clean import with_outputs
 from detrt.graph.selections import topk_outputs
 from detrt.models import published
 from detrt.models.hooks import forced_topk
 from detrt.models.load import load_source
+from detrt.spec import Precision
 
 FAMILIES = (
     *("detr", "table-transformer", "conditional_detr", "dab_detr", "deformable_detr", "yolos"),
@@ -80,7 +80,7 @@ def check(path, spec, folder, images):
             with torch.no_grad(), forced_topk([torch.from_numpy(got[name]) for name in selections]):
                 want = model(**inputs)
             for name in ("logits", "pred_boxes"):
-                assert relative_error(want[name].numpy(), got[name]) < CHECK_TOLERANCE, name
+                assert relative_error(want[name].numpy(), got[name]) < Precision.FP32.output_tolerance, name
             theirs = processor.post_process_object_detection(want, threshold=0.0, target_sizes=torch.tensor([image.shape[:2]]))[0]
             ours = decode(got, spec, [image.shape[:2]], threshold=0.0)[0]
             found = match(published._as_detections(theirs, (), image.shape[:2]), ours, SAME)
@@ -145,7 +145,7 @@ def test_a_saved_folder_with_a_prompt_is_exported(name, tiny, tmp_path):
     source = load_source(str(save_folder(tiny(name), tmp_path / "folder", SQUARE if name == "omdet_turbo" else EDGES)))
     report = export_onnx(source, tmp_path / "model.onnx")
     assert report.processing.oracle == f"{source.family.processor}ImageProcessorPil" and report.processing.pixels < 1e-5
-    assert report.errors and report.worst < CHECK_TOLERANCE
+    assert report.errors and report.worst < Precision.FP32.output_tolerance
 
 
 @pytest.mark.parametrize(("name", "settings"), [("detr", EDGES), ("rt_detr_v2", SQUARE)])

@@ -91,7 +91,7 @@ def test_scores_that_tie_within_rounding_do_not_drop_it(tmp_path):
     """LW-DETR gives each rank of its proposals an embedding of its own: one swap, and two queries are others."""
     from onnx_models import make_spec, ranked_model
 
-    from detrt.pipeline import _largest_difference
+    from detrt.backends.onnxruntime.fused import fused_difference
 
     spec = make_spec()
 
@@ -104,9 +104,9 @@ def test_scores_that_tie_within_rounding_do_not_drop_it(tmp_path):
     plain, fused = OnnxSession(tmp_path / "plain.onnx"), OnnxSession(tmp_path / "plain.onnx", fused=tmp_path / "fused.onnx")
     feeds = {"pixel_values": np.full((1, 3, 8, 12), 100, np.uint8)}
     assert max(output_differences(plain.run(feeds), fused.run(feeds), 1e-3).values()) > 0.1, "the swap is not seen"
-    assert _largest_difference(tmp_path / "plain.onnx", tmp_path / "fused.onnx", spec) < 1e-6
+    assert fused_difference(tmp_path / "plain.onnx", tmp_path / "fused.onnx", spec) < 1e-6
     write(tmp_path / "fused.onnx", rounded, step=1.5)
-    assert _largest_difference(tmp_path / "plain.onnx", tmp_path / "fused.onnx", spec) > 0.1, "what differs beside the selection"
+    assert fused_difference(tmp_path / "plain.onnx", tmp_path / "fused.onnx", spec) > 0.1, "what differs beside the selection"
 
 
 def test_another_pattern_stays():

@@ -1,12 +1,18 @@
-"""The only comparison of tensors of two runs: one norm, and one rule for masked classes, NaN and queries that change places."""
+"""The only comparison of tensors of two runs: one norm, one rule for masked classes, padding, NaN and queries that change places, and one
+way to let a reference compute with what the candidate selected."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..spec import BOXES, LOGITS, PRED_BOXES
-from .base import Outputs
+from ..data.preprocess import preprocess
+from ..spec import ATTENTION_MASK, BOXES, CLASS_MASK, LOGITS, PHRASE_FEATURES, PHRASE_MASK, PRED_BOXES
+from .base import Choices, Feeds, Outputs, Session
 
 _LEAST = 1e-6  # scale of a tensor of zeros
 _FILL = 1e30  # a fill value such as finfo.min; a narrower type has another one
@@ -92,3 +98,119 @@ def output_differences(want: Outputs, got: Outputs, limit: float) -> dict[str, f
 def _nearest(rows: NDArray, others: NDArray) -> NDArray:
     """For each row the index of the nearest other row."""
     return np.array([int(np.square(others - row).sum(-1).argmin()) for row in rows])
+
+
+def largest_differences(expected: Sequence[Outputs], got: Sequence[Outputs], limit: float) -> dict[str, float]:
+    """Output -> the largest of its `output_differences` in several batches."""
+    worst: dict[str, float] = {}
+    for want, have in zip(expected, got, strict=True):
+        found = output_differences(want, have, limit)
+        worst = {name: max(error, worst.get(name, 0.0)) for name, error in found.items()}
+    return worst
+
+
+Follow = Callable[[], tuple[Sequence[Outputs], Sequence[Outputs]] | None]
+
+
+def differences_of_runs(expected: Sequence[Outputs], got: Sequence[Outputs], limit: float, follow: Follow) -> dict[str, float]:
+    """`largest_differences`; where one is beyond `limit`, those with the selections of the candidate, which ties may have changed.
+
+    expected, got: outputs of the reference and of the candidate for the same batches.
+    follow: runs the candidate again so that it tells what it selects, and the reference with that: (outputs of the reference, of the
+        candidate). The candidate must give then what it gave before. None: nothing tells or takes selections.
+    """
+    errors = largest_differences(expected, got, limit)
+    if max(errors.values()) <= limit or (followed := follow()) is None:
+        return errors
+    following, told = followed
+    pairs = largest_differences(following, told, limit), largest_differences(got, told, limit)
+    return {name: max(one[name] for one in pairs) for name in errors}
+
+
+def drawn_batches(session: Session, counts: Sequence[int] = (1, 2)) -> list[Feeds]:
+    """Feeds of so many drawn scenes, at the usual size; of a model with a fixed batch, one of these."""
+    # Not with the module: Pillow's drawing takes a megabyte.
+    from ..data.scenes.scene import draw_images
+
+    counts, spec = counts if session.info.fixed_batch is None else (session.info.fixed_batch,), session.spec
+    return [preprocess(draw_images(count, spec.input.size_hw), spec).feeds for count in counts]
+
+
+Opener = Callable[[], AbstractContextManager[Session]]
+
+
+def compare_opened(
+    reference: Opener, candidate: Opener, batches_for: Callable[[Session], Sequence[Feeds]], limit: float, *, exact: bool = True
+) -> dict[str, float]:
+    """Output -> largest difference of two models, relative to the largest value; see `differences_of_runs`.
+
+    reference, candidate: open the sessions. One is closed before the other is opened: large models need gigabytes in each.
+    batches_for: what is run, from the opened reference.
+    exact: follow the selections of the candidate. Below FP32 nothing is near enough for that, and detections are judged.
+
+    Raises:
+        SessionError: one of them cannot run.
+    """
+    with reference() as session:
+        batches = batches_for(session)
+        expected = [session.run(feeds) for feeds in batches]
+    with candidate() as session:
+        got = [session.run(feeds) for feeds in batches]
+
+    def follow() -> tuple[Sequence[Outputs], Sequence[Outputs]] | None:
+        with candidate() as session:
+            if not exact or not session.tells_selections:
+                return None
+            told = [session.selections(feeds) for feeds in batches]
+        if not any(choices.selections for _, choices in told):
+            return None
+        with reference() as session:
+            if not session.takes_selections:
+                return None
+            following = [session.run(feeds, choices) for feeds, (_, choices) in zip(batches, told, strict=True)]
+        return following, [outputs for outputs, _ in told]
+
+    return differences_of_runs(expected, got, limit, follow)
+
+
+def forced_differences(
+    reference: Session, got: Outputs, choices: Choices, feeds: Feeds, *, padding: Feeds | None = None
+) -> list[tuple[str, float, str]]:
+    """(output, error, explanation) of each output that both have, both with the selections of the candidate.
+
+    got, choices: of the candidate, as its `selections` gives them. feeds: of the reference. padding: feeds with the masks of columns that
+    are left out, see `unpadded`.
+
+    Raises:
+        SessionError: the reference cannot run, or selects another number of times.
+    """
+    want = reference.run(feeds, choices)
+    names = [name for name in want if name in got]
+    return [(name, *difference(*unpadded(want[name], got[name], padding or {}, name), name)) for name in names]
+
+
+def unpadded(expected: NDArray, got: NDArray, feeds: Mapping[str, Any], name: str) -> tuple[NDArray, NDArray]:
+    """Both without the columns of padding, whose -10000 would be the scale that errors are compared with.
+
+    They must be equal there, or nothing is. Of padded phrases boxes and masks are left out as well.
+    """
+    if expected.shape != got.shape:
+        return expected, got
+    if PHRASE_FEATURES in feeds and expected.shape[:2] == feeds[PHRASE_MASK].shape[:2]:
+        real = feeds[PHRASE_MASK].any(-1)
+        equal = name != LOGITS or np.array_equal(expected[~real], got[~real])
+        return expected[real], got[real] if equal else np.full_like(got[real], np.inf)
+    mask = feeds.get(ATTENTION_MASK, feeds.get(CLASS_MASK))
+    if name != LOGITS or mask is None:
+        return expected, got
+    real = np.broadcast_to(mask[:, None, :] > 0, expected.shape)
+    if not np.array_equal(expected[~real], got[~real]):
+        return expected, np.full_like(got, np.inf)
+    return expected[real], got[real]
+
+
+def apart(scores: NDArray, gap: float) -> NDArray[np.bool_]:
+    """(batch, queries) scores in descending order -> whether neither neighbour is within `gap`, so that the rank is no matter of rounding."""
+    gaps = np.abs(np.diff(scores.astype(np.float32), axis=1))
+    alone = np.pad(gaps > gap, ((0, 0), (1, 1)), constant_values=True)
+    return alone[:, 1:] & alone[:, :-1]

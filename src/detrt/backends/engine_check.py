@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.matching import Gate, few, gate_for, match, mismatched, within
+from ..data.matching import MISMATCHED_OF_SHAPE, Gate, few, gate_for, match, mismatched, within
 from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, preprocess
 from ..errors import PromptError, SessionError
@@ -27,8 +27,6 @@ PROMPT = "a circle. a square. a star."
 SHORT_PROMPT = "a circle."
 # Images at the usual shape and at each other one, after the first batch of each as many as the time allows.
 SCENES, OTHER_SCENES, SECONDS = 16, 4, 60.0
-# In place of `Gate.mismatched` for one shape below FP32, because its images are few.
-MISMATCHED_OF_SHAPE = 0.25
 
 
 @dataclass(frozen=True, slots=True)

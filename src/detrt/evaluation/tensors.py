@@ -8,7 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..backends.base import Session
-from ..backends.compare import relative_error
+from ..backends.compare import difference, forced_differences
 from ..backends.prompted import detector_of, with_text
 from ..data.preprocess import SizeHW, group_by_size, preprocess
 from ..errors import SessionError
@@ -36,15 +36,12 @@ def forced_rows(
             except SessionError as error:
                 yield {**where, "output": "all", "error": float("inf"), "text": str(error)}
                 continue
-            expected_outputs = detector_of(ref).run(ref_feeds, choices)
+            found = forced_differences(detector_of(ref), actual, choices, ref_feeds)
             # Outputs of the text encoders, if both sides have one.
-            expected_outputs |= {
-                name: ref_feeds[name] for name in (TEXT_FEATURES, CLASS_FEATURES) if name in ref_feeds and name in cand_feeds
-            }
-            actual |= {name: cand_feeds[name] for name in (TEXT_FEATURES, CLASS_FEATURES) if name in cand_feeds}
-            for name, expected in expected_outputs.items():
-                if name in actual:
-                    yield {**where, "output": name, "error": relative_error(expected, actual[name], name), "text": ""}
+            both = [name for name in (TEXT_FEATURES, CLASS_FEATURES) if name in ref_feeds and name in cand_feeds]
+            found += [(name, *difference(ref_feeds[name], cand_feeds[name], name)) for name in both]
+            for name, error, text in found:
+                yield {**where, "output": name, "error": error, "text": text}
 
 
 def can_force(ref: Session, cand: Session) -> bool:

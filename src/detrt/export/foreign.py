@@ -13,17 +13,18 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from .. import graph
-from ..backends.compare import relative_error
+from ..backends.compare import apart, relative_error
 from ..backends.onnxruntime.session import run_graph
 from ..data.postprocess import sigmoid
 from ..data.preprocess import preprocess
 from ..data.scenes.scene import draw_scene
 from ..errors import GateError, SessionError
 from ..models.foreign import ForeignModel
-from ..spec import BOXES, LABELS, LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, SCORES, TARGET_SIZES
-from .trace import CHECK_TOLERANCE, ExportReport
+from ..spec import BOXES, LABELS, LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, SCORES, TARGET_SIZES, Precision
+from .trace import ExportReport
 
 _BATCH = 2  # of the second check
+_TOLERANCE = Precision.FP32.output_tolerance
 _GAP = 1e-5  # scores nearer than that may change places between two runs
 Arrays = Mapping[str, NDArray]
 
@@ -64,7 +65,7 @@ def _takes_batches(foreign: ForeignModel, model: Any) -> bool:
         alone = [_ours(foreign, model, [image]) for image in images]
         together = run_graph(foreign.path, _their_feeds(foreign, images))
         joined = {name: np.concatenate([single[name] for single in alone]) for name in alone[0]}
-        return all(relative_error(*pair, name) <= CHECK_TOLERANCE for name, pair in _pairs(foreign, together, joined).items())
+        return all(relative_error(*pair, name) <= _TOLERANCE for name, pair in _pairs(foreign, together, joined).items())
     except (SessionError, ValueError, IndexError):  # it does not run, or returns another number of rows
         return False
 
@@ -79,16 +80,16 @@ def _compare(foreign: ForeignModel, model: Any, batch: int) -> Iterator[dict[str
     """Rows of a check: largest difference of each output, relative to its largest value.
 
     Raises:
-        GateError: one is above CHECK_TOLERANCE.
+        GateError: one is above the tolerance of FP32.
     """
     images = _images(foreign, batch)
     ours, theirs = _ours(foreign, model, images), run_graph(foreign.path, _their_feeds(foreign, images))
     height, width = foreign.spec.input.size_hw
     for name, (expected, actual) in _pairs(foreign, theirs, ours).items():
         error = relative_error(expected, actual, name)
-        if not error <= CHECK_TOLERANCE:
+        if not error <= _TOLERANCE:
             raise GateError(
-                f"the graph in detrt's contract differs from '{foreign.path}' by {error:.2g} (relative, allowed {CHECK_TOLERANCE}) in "
+                f"the graph in detrt's contract differs from '{foreign.path}' by {error:.2g} (relative, allowed {_TOLERANCE}) in "
                 f"'{name}' at batch {batch}; no file was written; check --layout"
             )
         yield {"batch": batch, "height": height, "width": width, "output": name, "error": error}
@@ -127,8 +128,6 @@ def _pairs(foreign: ForeignModel, theirs: Arrays, ours: Arrays) -> dict[str, tup
     sorted_of = {
         name: np.stack([a[i] for a, i in zip(theirs[names[name]], order, strict=True)]) for name in (BOXES, SCORES, LABELS)
     }
-    gaps = np.abs(np.diff(sorted_of[SCORES].astype(np.float32), axis=1))
-    alone = np.pad(gaps > _GAP, ((0, 0), (1, 1)), constant_values=True)
-    apart = alone[:, 1:] & alone[:, :-1]
-    found = {name: (sorted_of[name][apart], ours[name][apart]) for name in (BOXES, LABELS)}
+    clear = apart(sorted_of[SCORES], _GAP)
+    found = {name: (sorted_of[name][clear], ours[name][clear]) for name in (BOXES, LABELS)}
     return {SCORES: (sorted_of[SCORES], ours[SCORES]), **found}

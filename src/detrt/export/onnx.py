@@ -7,25 +7,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from .. import graph
-from ..backends.compare import relative_error
+from ..backends.compare import forced_differences
+from ..backends.torch import TorchSession
 from ..data.arguments import refuse
 from ..errors import ExportError
-from ..graph.clean import serialized
 from ..graph.io import summarise
 from ..graph.msda_plugin import emit
-from ..graph.selections import cut_outputs, topk_outputs
 from ..models.contract import ExportConfig, contract, exported_spec, other_size, trace_size
 from ..models.example_inputs import example_feeds
-from ..models.hooks import forced_choices
 from ..models.published import ProcessingCheck, check_processing
 from ..models.rewrites import rewrites
 from ..models.source import Source
 from ..models.wrapper import ExportModule
 from ..spec import ModelSpec
-from .trace import ExportReport, Progress, finish, require_check, require_equal, standard_operators, trace
+from .trace import ExportReport, Progress, finish, require_check, require_equal, rows_of, standard_operators, trace
 
 
 def export_onnx(
@@ -69,7 +65,7 @@ def export_onnx(
     errors: tuple[dict[str, Any], ...] = ()
     if config.check:
         say("checking against PyTorch")
-        errors = tuple(check_export(module, source, standard_operators(model, config), spec))
+        errors = tuple(check_export(source, standard_operators(model, config), spec))
         require_equal(errors)
     if config.plugin:
         emit(model, config.msda)
@@ -77,36 +73,21 @@ def export_onnx(
     return ExportReport(path, spec, summarise(model), seconds, errors, processing)
 
 
-def check_export(module: ExportModule, source: Source, model: Any, spec: ModelSpec) -> Iterator[dict[str, Any]]:
-    """Run graph and PyTorch side by side at batches and a size that were not traced.
+def check_export(source: Source, model: Any, spec: ModelSpec) -> Iterator[dict[str, Any]]:
+    """Run graph and PyTorch side by side at batches and a size that were not traced, with the selections of the graph.
 
     Yields one row a case and output: batch, height, width, output, error (relative to the largest value).
+
+    Raises:
+        ExportError: PyTorch does not select as often, or as many.
     """
     from ..backends.onnxruntime.session import OnnxSession
 
-    selections = topk_outputs(model)
-    cuts = cut_outputs(model, spec)
-    session = OnnxSession(serialized(model, [*selections, *(cuts or ())]), spec)
-    try:
+    # The plain model, without rewrites: what is checked includes the rewrites.
+    names = [name for name in source.family.rewrites if name == "frozen_positions"]
+    with OnnxSession.telling(model, spec) as session, TorchSession(source, spec=spec) as plain:
         for batch, size in ((1, trace_size(spec)), (3, other_size(spec))):
             feeds = example_feeds(spec, batch, size, seed=batch)
-            got = session.run(feeds)
-            forced = [torch.from_numpy(got[name]) for name in selections]
-            # The plain model, without rewrites: what is checked includes the rewrites.
-            names = [name for name in source.family.rewrites if name == "frozen_positions"]
-            integers = None if cuts is None else [got[name] for name in cuts]
-            with torch.no_grad(), rewrites(source.module, names), forced_choices(forced, integers):
-                want = module(*(torch.from_numpy(feeds[name]) for name in module.input_names))
-            for name, tensor in zip(module.output_names, want, strict=True):
-                expected, actual = tensor.numpy(), got[name]
-                if expected.shape != actual.shape:
-                    raise ExportError(f"output '{name}' has shape {actual.shape}, PyTorch gives {expected.shape}")
-                yield {
-                    "batch": batch,
-                    "height": size[0],
-                    "width": size[1],
-                    "output": name,
-                    "error": relative_error(expected, actual, name),
-                }
-    finally:
-        session.close()
+            with rewrites(source.module, names):
+                found = forced_differences(plain, *session.selections(feeds), feeds)
+            yield from rows_of({"batch": batch, "height": size[0], "width": size[1]}, found)

@@ -13,29 +13,20 @@ import torch
 from numpy.typing import NDArray
 
 from .. import files, graph
-from ..backends.compare import relative_error
+from ..backends.base import Backend, BaseSession, Choices, Feeds, Outputs, SessionInfo
+from ..backends.compare import difference, forced_differences
 from ..errors import ExportError, SourceError
-from ..graph.clean import serialized
 from ..graph.io import summarise
 from ..graph.msda_plugin import emit
-from ..graph.selections import topk_outputs
 from ..models.contract import ExportConfig, contract, other_size, query_encoder_contract, text_encoder_contract, trace_size
 from ..models.example_inputs import example_ids, image_feeds, text_feeds, token_feeds, torch_text_encoder
-from ..models.hooks import forced_topk
+from ..models.hooks import forced_choices
 from ..models.published import ProcessingCheck, check_processing
 from ..models.source import Source
 from ..models.wrapper import QueryEncoderModule, StockQueryEncoder, StockTextModule, TextEncoderModule, TextExportModule
-from ..spec import (
-    ATTENTION_MASK,
-    CLASS_FEATURES,
-    CLASS_MASK,
-    PHRASE_FEATURES,
-    PHRASE_MASK,
-    PIXEL_MASK,
-    PIXEL_VALUES,
-    ModelSpec,
-)
-from .trace import ExportReport, finish, require_equal, standard_operators, trace
+from ..spec import CLASS_FEATURES, PIXEL_MASK, PIXEL_VALUES, ModelSpec
+from ..system import CPU
+from .trace import ExportReport, finish, require_equal, rows_of, standard_operators, trace
 
 # (rows, longest prompt) while tracing; the checks use other numbers.
 TRACED_ROWS, TRACED_TOKENS = 2, 9
@@ -118,8 +109,8 @@ def _check_query_encoder(source: Source, model: Any, spec: ModelSpec) -> Iterato
             with torch.no_grad():
                 want = stock(torch.from_numpy(pixels))[0].numpy()
             found = session.run({PIXEL_VALUES: pixels})[CLASS_FEATURES]
-            row = {"batch": batch, "height": size[0], "width": size[1], "tokens": 0, "output": CLASS_FEATURES}
-            yield {**row, "error": relative_error(want, found, CLASS_FEATURES)}
+            row = {"batch": batch, "height": size[0], "width": size[1], "tokens": 0}
+            yield from rows_of(row, [(CLASS_FEATURES, *difference(want, found, CLASS_FEATURES))])
 
 
 def _traced_detector(module: TextExportModule, source: Source, spec: ModelSpec, config: ExportConfig) -> Any:
@@ -156,47 +147,37 @@ def check_text_export(
             ids = example_ids(source, batch, tokens, seed=batch)
             feeds = image_feeds(spec, batch, size, seed=batch) | text_feeds(source, spec, ids, encode)
             cases.append((ids, feeds, {"batch": batch, "height": size[0], "width": size[1], "tokens": tokens}))
-    selections = topk_outputs(model)
-    stock = StockTextModule(source, spec).eval()
-    with OnnxSession(serialized(model, selections), spec) as session:
+    stock = _StockSession(StockTextModule(source, spec).eval(), module)
+    with OnnxSession.telling(model, spec) as session:
         for ids, feeds, row in cases:
-            got = session.run(feeds)
             plain = {**feeds, **token_feeds(ids, spec)} if PIXEL_MASK in stock.input_names else feeds
-            want = _stock(stock, module, plain, [got[name] for name in selections])
-            for name, expected in zip(module.output_names, want, strict=True):
-                if expected.shape != got[name].shape:
-                    raise ExportError(f"output '{name}' has shape {got[name].shape}, PyTorch gives {expected.shape}")
-                yield {**row, "output": name, "error": relative_error(*unpadded(expected, got[name], feeds, name), name)}
+            yield from rows_of(row, forced_differences(stock, *session.selections(feeds), plain, padding=feeds))
 
 
-def _stock(stock: Any, module: TextExportModule, feeds: Mapping[str, NDArray], selections: list[NDArray]) -> list[NDArray]:
-    """Outputs of the library's model with the graph's selections, image by image where it has no batches."""
-    batch = len(feeds[PIXEL_VALUES])
-    rows = [slice(None)] if stock.kind == "tokens" else [slice(i, i + 1) for i in range(batch)]
-    parts: list[list[NDArray]] = []
-    for part in rows:
-        tensors = {name: torch.from_numpy(np.ascontiguousarray(array[part])) for name, array in feeds.items()}
-        with torch.no_grad(), forced_topk([torch.from_numpy(array[part]) for array in selections]):
-            found = stock(*(tensors[name] for name in stock.input_names))
-            if module.spec.decode.in_graph:
-                found = module.decoded(found, tensors)
-        parts.append([tensor.numpy() for tensor in found])
-    return [np.concatenate(column) for column in zip(*parts, strict=True)]
+class _StockSession(BaseSession):
+    """The library's own model, image by image where it has no batches. stock: the model; module: what was exported."""
 
+    takes_selections = True
 
-def unpadded(expected: NDArray, got: NDArray, feeds: Mapping[str, NDArray], name: str) -> tuple[NDArray, NDArray]:
-    """Both without the columns of padding, whose -10000 would be the scale that errors are compared with.
+    def __init__(self, stock: Any, module: TextExportModule) -> None:
+        self.spec, self.input_names = module.spec, stock.input_names
+        self._stock, self._module = stock, module
+        inputs, outputs = contract(module.spec)
+        self._info = SessionInfo(Backend.TORCH, "torch-cpu", CPU, tuple(inputs), tuple(outputs))
 
-    They must be equal there, or nothing is. Of padded phrases boxes and masks are left out as well.
-    """
-    if PHRASE_FEATURES in feeds and expected.shape[:2] == feeds[PHRASE_MASK].shape[:2]:
-        real = feeds[PHRASE_MASK].any(-1)
-        equal = name != "logits" or np.array_equal(expected[~real], got[~real])
-        return expected[real], got[real] if equal else np.full_like(got[real], np.inf)
-    mask = feeds.get(ATTENTION_MASK, feeds.get(CLASS_MASK))
-    if name != "logits" or mask is None:
-        return expected, got
-    real = np.broadcast_to(mask[:, None, :] > 0, expected.shape)
-    if not np.array_equal(expected[~real], got[~real]):
-        return expected, np.full_like(got, np.inf)
-    return expected[real], got[real]
+    def run(self, feeds: Feeds, force: Choices | None = None) -> Outputs:
+        batch = len(feeds[PIXEL_VALUES])
+        rows = [slice(None)] if self._stock.kind == "tokens" else [slice(i, i + 1) for i in range(batch)]
+        parts: list[list[NDArray]] = []
+        for part in rows:
+            tensors = {name: torch.from_numpy(np.ascontiguousarray(array[part])) for name, array in feeds.items()}
+            chosen = None if force is None else [torch.from_numpy(array[part]) for array in force.selections]
+            with torch.no_grad(), contextlib.nullcontext() if chosen is None else forced_choices(chosen):
+                found = self._stock(*(tensors[name] for name in self.input_names))
+                if self.spec.decode.in_graph:
+                    found = self._module.decoded(found, tensors)
+            parts.append([tensor.numpy() for tensor in found])
+        columns = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return dict(zip(self._module.output_names, columns, strict=True))
+
+    def close(self) -> None: ...

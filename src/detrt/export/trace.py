@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,10 @@ from ..models.fingerprints import TESTED
 from ..models.published import ProcessingCheck
 from ..models.rewrites import rewrites
 from ..models.source import Source, transformers_version
-from ..spec import PIXEL_VALUES, ModelSpec, TensorInfo
+from ..spec import PIXEL_VALUES, ModelSpec, Precision, TensorInfo
 from ..system import package_version
 from . import symbolic as msda
 
-# FP32 kernels of two runtimes differ by rounding only. It grows with depth: the worst family measured
-# (docs/results/benchmarks.md) stays below a third of this, relative to the largest value of the tensor.
-CHECK_TOLERANCE = 1e-3
 Progress = Callable[[str], None]
 
 
@@ -100,17 +97,24 @@ def require_check(config: ExportConfig) -> None:
         raise ExportError(f"detrt was not tested with transformers {version}, so the comparison decides; leave --no-check out")
 
 
+def rows_of(where: Mapping[str, Any], found: Iterable[tuple[str, float, str]]) -> Iterator[dict[str, Any]]:
+    """Rows of a check, from (output, error, explanation); `where`: their batch, height and width."""
+    for output, error, text in found:
+        yield {**where, "output": output, "error": error, **({"text": text} if text else {})}
+
+
 def require_equal(errors: Sequence[Mapping[str, Any]]) -> None:
     """Raises:
-    GateError: a row of a check is above `CHECK_TOLERANCE`.
+    GateError: a row of a check is above the tolerance of FP32.
     """
-    bad = [row for row in errors if not row["error"] <= CHECK_TOLERANCE]
+    limit = Precision.FP32.output_tolerance
+    bad = [row for row in errors if not row["error"] <= limit]
     if bad:
         worst = max(bad, key=lambda row: row["error"] if np.isfinite(row["error"]) else np.inf)
         raise GateError(
-            f"the exported graph differs from PyTorch by {worst['error']:.2g} (relative, allowed {CHECK_TOLERANCE}) "
-            f"in '{worst['output']}' at batch {worst['batch']}, size {worst['height']}x{worst['width']}; "
-            "no file was written"
+            f"the exported graph differs from PyTorch by {worst['error']:.2g} (relative, allowed {limit}) "
+            f"in '{worst['output']}' at batch {worst['batch']}, size {worst['height']}x{worst['width']}"
+            f"{': ' if worst.get('text') else ''}{worst.get('text', '')}; no file was written"
         )
 
 

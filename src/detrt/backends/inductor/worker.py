@@ -22,8 +22,9 @@ from ...models.contract import contract
 from ...models.load import load_source
 from ...spec import ModelSpec, Precision
 from ...system import Progress, peak_memory_mib
+from ..base import Outputs
 from ..child_process import answer_parent
-from ..compare import output_differences
+from ..compare import differences_of_runs
 from .capture import CapturedGraph
 from .compile import compile_package
 from .config import InductorConfig
@@ -93,12 +94,6 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     }
 
 
-def differences(names: Sequence[str], expected: Sequence[Tensor], outputs: Sequence[Tensor], limit: float) -> dict[str, float]:
-    """See `output_differences`."""
-    sides = ({name: tensor.numpy() for name, tensor in zip(names, side, strict=True)} for side in (expected, outputs))
-    return output_differences(*sides, limit)
-
-
 def _require_equal(errors: dict[str, float], precision: Precision) -> None:
     """16-bit types are judged by detections, with detrt verify; here they must only be finite."""
     limit = precision.output_tolerance if precision.bits == 32 else np.inf
@@ -119,11 +114,16 @@ def _differences_of(
 ) -> dict[str, float]:
     """Output -> difference of a package; in FP32 to PyTorch with the selections of the package, where they differ by ties."""
     limit = precision.output_tolerance
-    errors = differences(captured.outputs, expected, outputs, limit)
-    if precision.bits == 32 and max(errors.values()) > limit:
-        expected = run_with_ties(captured.graph, inputs, expected, outputs, limit)
-        errors = differences(captured.outputs, expected, outputs, limit)
-    return errors
+
+    def named(tensors: Sequence[Tensor]) -> list[Outputs]:
+        return [{name: tensor.numpy() for name, tensor in zip(captured.outputs, tensors, strict=True)}]
+
+    def follow() -> tuple[list[Outputs], list[Outputs]] | None:
+        if precision.bits != 32:
+            return None
+        return named(run_with_ties(captured.graph, inputs, expected, outputs, limit)), named(outputs)
+
+    return differences_of_runs(named(expected), named(outputs), limit, follow)
 
 
 def _require_batches(

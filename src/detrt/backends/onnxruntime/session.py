@@ -27,6 +27,8 @@ from .rtx import BACKEND as RTX
 from .rtx import rtx_device
 
 if TYPE_CHECKING:
+    from onnx import ModelProto
+
     from ...graph.view import GraphView
     from ..gpu.runner import GpuRunner
 
@@ -92,10 +94,12 @@ class OnnxSession(BaseSession):
     ) -> None:
         onnxruntime = _package("running ONNX files")
         self.path = None if isinstance(model, bytes) else Path(model)
+        self._graph = self.path if fused is None else fused  # the file that runs
         self.name = f"the ONNX model ({len(model)} bytes)" if isinstance(model, bytes) else f"'{os.fspath(model)}'"
         providers, backend = _providers(provider, onnxruntime.get_available_providers())
         on_cuda = backend == "onnxruntime-cuda"
         self._ort, self._stream, self._graphs = onnxruntime, None, Graphs(on_cuda)
+        self._told: tuple[list[str], list[str] | None] | None = None  # outputs that are selections and cuts
         self._notes: tuple[str, ...] = ()
         if self._graphs.enabled:
             self._stream = _shared_stream(onnxruntime, providers)
@@ -220,21 +224,34 @@ class OnnxSession(BaseSession):
 
     @property
     def tells_selections(self) -> bool:
+        return self._told is not None or self.path is not None
+
+    @property
+    def takes_selections(self) -> bool:
         return self.path is not None
 
-    takes_selections = tells_selections
-
-    def selections(self, feeds: Feeds) -> tuple[Outputs, Choices]:
-        """Read from a second session of the file, which is closed after the run. Values of 16 bits are rounded on the CPU."""
+    @classmethod
+    def telling(cls, model: ModelProto, spec: ModelSpec) -> OnnxSession:
+        """A session of a graph in memory that tells what it selects with every run; `model` is as it was afterwards."""
         from ...graph.clean import serialized
-        from ...graph.emulate_low_precision import emulate, has_16_bit
         from ...graph.selections import cut_outputs, topk_outputs
 
-        view = self._view()
-        model = emulate(view.model, view.types) if self.info.device == CPU and has_16_bit(view.types) else view.model
-        names, cuts = topk_outputs(model), cut_outputs(model, self.spec)
-        with OnnxSession(serialized(model, [*names, *(cuts or ())]), self.spec) as telling:
-            outputs = telling.run(feeds)
+        names, cuts = topk_outputs(model), cut_outputs(model, spec)
+        session = cls(serialized(model, [*names, *(cuts or ())]), spec)
+        session._told = names, None if cuts is None else list(cuts)
+        return session
+
+    def selections(self, feeds: Feeds) -> tuple[Outputs, Choices]:
+        """Of a file, read from a second session of it, which is closed after the run. Values of 16 bits are rounded on the CPU."""
+        from ...graph.emulate_low_precision import emulate, has_16_bit
+
+        if self._told is None:
+            view = self._view()
+            model = emulate(view.model, view.types) if self.info.device == CPU and has_16_bit(view.types) else view.model
+            with OnnxSession.telling(model, self.spec) as session:
+                return session.selections(feeds)
+        names, cuts = self._told
+        outputs = self.run(feeds)
         chosen = [outputs.pop(name) for name in names]
         return outputs, Choices(chosen, None if cuts is None else [outputs.pop(name) for name in cuts])
 
@@ -269,9 +286,9 @@ class OnnxSession(BaseSession):
         from ... import graph
         from ...graph.view import GraphView
 
-        if self.path is None:
+        if self._graph is None:
             raise SessionError(f"{self.name} is not a file, so its selections cannot be read or given")
-        return GraphView(graph.load(self.path))
+        return GraphView(graph.load(self._graph))
 
     def run(self, feeds: Feeds, force: Choices | None = None) -> Outputs:
         """Run one batch. force: with another session of the file, which is closed after the run.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +25,7 @@ class OpenVinoSession(BaseSession):
     path: the `.xml` file; its weights lie beside it. spec, facts: from the bundle; None: from the sidecar beside the file.
     device: "cpu", or "xpu:N" and "npu" where OpenVINO finds one. threads: of the CPU; default: as many as this process may
     use. performance, streams: as `OpenVinoRun`; None: as the model was built. model_cache: folder of compiled models;
-    None: that of the environment variable DETRT_OPENVINO_CACHE, or none.
+    None: that of the environment variable DETRT_OPENVINO_CACHE, or none. graph: the ONNX file that the model was written from, which tells what it selects.
 
     Raises:
         EngineError: the files are damaged, or OpenVINO cannot compile them here.
@@ -42,6 +43,7 @@ class OpenVinoSession(BaseSession):
         performance: str | None = None,
         streams: int | None = None,
         model_cache: Path | str | None = None,
+        graph: Path | None = None,
     ) -> None:
         path = Path(path)
         package(f"running '{path.name}'")
@@ -59,7 +61,7 @@ class OpenVinoSession(BaseSession):
         if name == "CPU" and Precision.INT8 in facts.precision.lower().split("+") and saturates_int8():
             notes.append(SATURATES)
         _check_weights(path, facts)
-        self.path, self.spec = path, spec
+        self.path, self.spec, self._graph = path, spec, graph
         properties: dict[str, Any] = {
             "PERFORMANCE_HINT": (config.performance or PERFORMANCE[0]).upper(),
             "INFERENCE_PRECISION_HINT": kind,
@@ -109,6 +111,28 @@ class OpenVinoSession(BaseSession):
         """
         self._refuse(force)
         return self.start(feeds).outputs()
+
+    @property
+    def tells_selections(self) -> bool:
+        return self._graph is not None
+
+    def selections(self, feeds: Feeds) -> tuple[Outputs, Choices]:
+        """Read from the graph that the model was written from, in FP32 on the CPU; it is released after the run."""
+        from ... import graph
+        from ...graph.clean import with_outputs
+        from ...graph.selections import topk_outputs
+
+        if self._graph is None:
+            raise SessionError(f"'{self.path.name}' cannot say what it selects")
+        model = graph.load(self._graph)
+        names = topk_outputs(model)
+        with tempfile.TemporaryDirectory(prefix="detrt-") as folder:
+            path = Path(folder) / self._graph.name
+            graph.save(with_outputs(model, names), path)
+            compiled = core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        found = compiled(dict(feeds))
+        outputs = {name: found[compiled.output(name)].copy() for name in (*(info.name for info in self.outputs), *names)}
+        return outputs, Choices([outputs.pop(name) for name in names])
 
     def start(self, feeds: Feeds) -> _Pending:
         """Begin one batch; its outputs are in `outputs()` of what is returned.

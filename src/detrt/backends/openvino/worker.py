@@ -9,27 +9,20 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from ... import files, graph
 from ...bundle import EngineFacts
-from ...data.preprocess import preprocess
-from ...data.scenes.scene import draw_images
 from ...errors import EngineError
-from ...graph.clean import with_outputs
 from ...graph.emulate_low_precision import needs_emulation
-from ...graph.probe import MAX_PROBED_BYTES, probe
-from ...graph.selections import topk_outputs
 from ...graph.unsigned import drop_result_pairs, unsigned_activations
 from ...graph.view import GraphView, graph_precision
 from ...spec import ModelSpec, Precision
 from ...system import Progress, peak_memory_mib
-from ..base import Feeds, Outputs
 from ..child_process import answer_parent
-from ..compare import output_differences
+from ..compare import compare_opened, drawn_batches
 from ..onnxruntime.session import OnnxSession
 from .config import TARGET, OpenVinoConfig
 from .runtime import core, package, short, version
@@ -105,54 +98,14 @@ def _compare(source: Path, target: Path, spec: ModelSpec, facts: EngineFacts, em
     if spec.text is not None:
         OpenVinoSession(target, spec, facts).close()
         return {}
-    tolerance = Precision(facts.precision).output_tolerance
-    # One library after the other: large models need gigabytes in each.
-    with OnnxSession(source, spec, rounded=emulated) as reference:
-        fixed = reference.info.fixed_batch
-        images = [draw_images(count, spec.input.size_hw) for count in (BATCHES if fixed is None else (fixed,))]
-        batches = [preprocess(drawn, spec).feeds for drawn in images]
-        expected = [reference.run(feeds) for feeds in batches]
-    with OpenVinoSession(target, spec, facts) as session:
-        got = [session.run(feeds) for feeds in batches]
-    worst = _worst(expected, got, tolerance)
-    if max(worst.values()) > tolerance and Precision(facts.precision).bits == 32:
-        selected = _selected(source, target, spec, batches, got, tolerance)
-        worst = worst if selected is None else selected
-    return worst
-
-
-def _worst(expected: Sequence[Outputs], got: Sequence[Outputs], tolerance: float) -> dict[str, float]:
-    """Output -> largest difference in a pair of batches, relative to the largest value."""
-    worst: dict[str, float] = {}
-    for want, have in zip(expected, got, strict=True):
-        found = output_differences(want, have, tolerance)
-        worst = {name: max(error, worst.get(name, 0.0)) for name, error in found.items()}
-    return worst
-
-
-def _selected(
-    source: Path, target: Path, spec: ModelSpec, batches: Sequence[Feeds], got: Sequence[Outputs], tolerance: float
-) -> dict[str, float] | None:
-    """As `_compare`, where ONNX Runtime is given OpenVINO's selections (top-k): of scores that tie, each has an order of its own, and
-    a query of another rank may be another query. None: the graph has no selections that can be given.
-
-    got: outputs of the written model, which the graph with its selections as outputs must give as well.
-    """
-    model = graph.load(source)
-    selections = topk_outputs(model)
-    if not selections or graph.weight_bytes(model) >= MAX_PROBED_BYTES:
-        return None
-    graph.save(with_outputs(model, selections), target.with_suffix(".onnx"))
-    compiled = core().compile_model(str(target.with_suffix(".onnx")), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    same, following = [], []
-    for feeds in batches:
-        found = compiled(dict(feeds))
-        same.append({name: found[compiled.output(name)].copy() for name in (*got[0], *selections)})
-        chosen = {name: same[-1].pop(name) for name in selections}
-        with OnnxSession(graph.to_bytes(probe(GraphView(model), (), chosen)[0]), spec) as session:
-            following.append(session.run(feeds))
-    differences = (_worst(got, same, tolerance), _worst(following, same, tolerance))
-    return {name: max(one[name] for one in differences) for name in got[0]}
+    precision = Precision(facts.precision)
+    return compare_opened(
+        lambda: OnnxSession(source, spec, rounded=emulated),
+        lambda: OpenVinoSession(target, spec, facts, graph=source),
+        lambda session: drawn_batches(session, BATCHES),
+        precision.output_tolerance,
+        exact=precision.bits == 32,
+    )
 
 
 def main(arguments: list[str]) -> int:
