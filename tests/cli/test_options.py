@@ -223,7 +223,7 @@ def test_lists_of_classes_add_up(cli, place):
     one = cli(*run, "--classes", "red")
     assert both.code == joined.code == one.code == 0
     assert both.out == joined.out != one.out
-    cli.refused(*run, "--classes", "", names="''", advice="at least one")
+    cli.refused(*run, "--classes", "", names="''", advice="give a value, or leave the option out")
     cli.refused(
         *run, "--class-thresholds", "red=0.1", "--class-thresholds", "red=0.9", names="--class-thresholds", advice="twice"
     )

@@ -193,7 +193,7 @@ def test_words_that_are_not_known_are_told(cli, place):
 LONG = "cat " * 300
 BAD = [
     ((), "gd", "there is none.*--prompt"),
-    (("--prompt", ""), "empty", "a cat"),
+    (("--prompt", ""), "empty", "give a value, or leave the option out"),
     (("--prompt", " . . "), "no words", "a cat"),
     (("--prompt", LONG), "303 tokens", "at most 256.*--classes-from"),
     (("--prompt-file", "none.txt"), "none.txt", "check the path"),

@@ -61,7 +61,12 @@ class _Command(TyperCommand):
     """A command that refuses an option which is given twice and takes one value: the last would count, without a word."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        *_, named = self.make_parser(ctx).parse_args(args=list(args))
+        given, _, named = self.make_parser(ctx).parse_args(args=list(args))
+        for parameter in named:
+            values = given.get(parameter.name)
+            # An unset variable of a shell; a path would be the current folder.
+            if "" in (values if isinstance(values, list) else [values]) and parameter.default != "":
+                raise DetrtError(f"{max(parameter.opts, key=len)} is '' (empty); give a value, or leave the option out")
         for parameter, times in Counter(named).items():
             decides = not getattr(parameter, "is_flag", False) or parameter.secondary_opts
             if times > 1 and decides and not getattr(parameter, "multiple", True) and parameter.nargs == 1:
@@ -167,6 +172,10 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         raise
     except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):  # of any path that is looked at
+            name = printable(error.filename or "")
+            print(f"detrt: {name[:80] + ' ...' if len(name) > 80 else name!r}: {error.strerror}; check the path", file=sys.stderr)
+            return 2
         # What is written to files names its file by itself; the rest is standard output.
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EBADF, errno.EIO):
             raise

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..backends.open import kind_of
+from ..backends.open import kind_of, refuse_load_options
 from ..bundle import Bundle, EngineFacts, read_sidecar
 from ..class_names import shared_names
 from ..data.preprocess import preprocessing_words
@@ -22,6 +22,8 @@ def describe(ref: str, load: LoadOptions | None = None) -> dict[str, Any]:
         DetrtError: nothing there, or damaged.
     """
     kind = kind_of(ref)
+    if load is not None and kind not in ("checkpoint", "onnx"):
+        refuse_load_options(ref, kind, load)
     if kind == "bundle":
         bundle = Bundle.open(ref)
         entries = []

@@ -12,6 +12,7 @@ import typer
 from .. import files
 from ..backends.tensorrt.config import TARGETS
 from ..bench.config import BenchConfig
+from ..data.images import expand_inputs
 from ..errors import DetrtError
 from ..models.load import LoadOptions
 from ..precision.config import PrecisionConfig
@@ -84,6 +85,8 @@ class ReportConfig:
             raise DetrtError("--precisions is empty; give one or more of fp32, fp16, bf16, int8, fp8")
         for name in self.precisions:
             self.precision(name)
+        if self.calibration is not None:
+            expand_inputs([str(self.calibration)])  # now, rather than as the error of some rows
         self.bench(self.batches[0] if self.batches else 0, evaluated=True)
 
     def precision(self, name: str) -> PrecisionConfig:
@@ -133,6 +136,10 @@ def report(
         files.check_place(output)
     with show.progress() as step:
         found = run_report(models, config, load, step)
+    errors = [row["error"] for row in found["rows"] if "error" in row and row["check"] != FAILED]
+    if len(errors) == len(found["rows"]):
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        raise DetrtError(f"there is nothing to report, because nothing could be built or run: {errors[0]}{more}")
     rows = [_cells(row) for row in found["rows"]]
     if output is not None:
         files.write_text(output, _markdown(found, rows))

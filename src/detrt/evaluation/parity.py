@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.base import Session
+from ..backends.open import kind_of, refuse_load_options
 from ..backends.prompted import model_spec
 from ..data.coco import CocoDataset, load_coco
 from ..data.images import ImageSource, load_image
@@ -151,6 +152,9 @@ def _open_sides(
 
     load: how the reference is read, before what the candidate records of it; of a candidate that is a ckpt:FILE the family holds too.
     """
+    sides = [side for side in (reference, candidate) if isinstance(side, (str, Path))]
+    if len(sides) == 2 and not any(kind_of(side) == "checkpoint" or is_foreign(side) for side in sides):
+        refuse_load_options(candidate, kind_of(candidate), load)
     theirs = LoadOptions(trust_remote_code=load.trust_remote_code, allow_untested_transformers=load.allow_untested_transformers)
     if isinstance(candidate, (str, Path)):
         if str(candidate).startswith("ckpt:"):
