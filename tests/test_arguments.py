@@ -125,6 +125,41 @@ def test_build_takes_lists_of_configurations(name, value, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+WRONG = [None, 1, 1.5, b"x", ["a"], {"a": 1}, object(), np.zeros(3)]
+
+
+@pytest.mark.parametrize("value", WRONG, ids=lambda value: type(value).__name__)
+def test_functions_name_what_is_wrong(value, tmp_path, monkeypatch):
+    """Every public function with a model, a path, an image or a choice of another type."""
+    pytest.importorskip("torch", reason="needs the 'export' extra")
+    import detrt
+
+    monkeypatch.chdir(tmp_path)
+    image = "x.png" if isinstance(value, list) else value  # a list may be of images
+    calls = [
+        ("model", lambda: detrt.load_source(value)),
+        ("model", lambda: detrt.open_session(value)),
+        ("model", lambda: detrt.build(value, "out")),
+        ("model", lambda: detrt.verify("bundle", value, ["x.png"])),
+        ("folder", lambda: detrt.Bundle.open(value)),
+        ("images", lambda: detrt.verify("bundle", "other", image)),
+    ]
+    if value is not None:  # which stands for the default
+        calls += [
+            ("model", lambda: detrt.verify(value, "bundle", ["x.png"])),
+            ("load", lambda: detrt.load_source("embedded:shapes", value)),
+            ("labels", lambda: detrt.load_source("embedded:shapes", labels=value)),
+            ("output", lambda: detrt.build("model.onnx", value)),
+            ("gate", lambda: detrt.verify("bundle", "other", ["x.png"], gate=value)),
+        ]
+    if value is not None and not isinstance(value, int):
+        calls.append(("batch_size", lambda: detrt.verify("bundle", "other", ["x.png"], batch_size=value)))
+    for name, call in calls:
+        with pytest.raises(ArgumentError, match=name):
+            call()
+    assert not list(tmp_path.iterdir())
+
+
 def test_functions_of_sources_and_references(tmp_path):
     pytest.importorskip("torch", reason="needs the 'export' extra")
     from detrt import export_onnx, open_session

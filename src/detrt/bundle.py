@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, TypeVar
 
 from . import files
+from .data.arguments import check_path
 from .errors import DetrtError, EngineError, OutputError, SpecError
 from .graph.external import data_locations
 from .spec import SCHEMA, ModelSpec, Precision
@@ -236,6 +237,7 @@ class Bundle:
         Raises:
             SpecError: no manifest, damaged JSON, wrong fields, or paths that leave the folder.
         """
+        check_path(folder, "folder")
         folder = Path(folder)
         path = folder / MANIFEST
         data = read_json(path)

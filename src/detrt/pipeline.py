@@ -35,7 +35,7 @@ from .bundle import (
     writing_bundle,
 )
 from .class_names import name_notes
-from .data.arguments import check_configs, check_model
+from .data.arguments import check_configs, check_model, check_path
 from .data.preprocess import preprocess, preprocessing_words
 from .data.scenes.scene import draw_images
 from .errors import EngineError, ExportError, GateError, MissingPackageError, OutputError, SessionError, SpecError
@@ -125,7 +125,7 @@ def build(
         GateError: the exported graph does not equal PyTorch, or is not in the precision that was requested.
     """
     check_changes(build, changes)
-    _check_types(model, engines, packages, openvino)
+    _check_types(model, output, engines, packages, openvino)
     load, held = changed(load, changes), _bundle_at(Path(model))
     engines = [replace(config, tf32=True) if precision.precision == "tf32" else config for config in engines]
     if output is None:
@@ -237,8 +237,9 @@ def _check_accept_slower(engines: Sequence[EngineConfig], precision: Precision |
         )
 
 
-def _check_types(model: object, engines: object, packages: object, openvino: object) -> None:
+def _check_types(model: object, output: object, engines: object, packages: object, openvino: object) -> None:
     check_model(model)
+    check_path(output, "output")
     check_configs(engines, "engines", EngineConfig)
     check_configs(packages, "packages", InductorConfig)
     check_configs(openvino, "openvino", OpenVinoConfig)

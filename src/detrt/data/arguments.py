@@ -5,11 +5,13 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError
 from ..spec import parse_size
-from .images import ImageSource
+
+if TYPE_CHECKING:
+    from .images import ImageSource
 
 _IMAGE = "a path, bytes, an open file, a PIL image or an array (H, W, 3) of uint8"
 
@@ -67,6 +69,18 @@ def check_model(value: Any, *, sessions: bool = False) -> None:
     raise refuse("model", f"a path or reference, such as 'bundle/' or 'hf:org/name'{more}", value)
 
 
+def check_path(value: Any, name: str) -> None:
+    """Raise ArgumentError for what is no path; None is none."""
+    if value is not None and not isinstance(value, (str, os.PathLike)):
+        raise refuse(name, "a path", value)
+
+
+def check_kind(value: Any, name: str, kind: type) -> None:
+    """Raise ArgumentError for an object of another class; None is none."""
+    if value is not None and not isinstance(value, kind):
+        raise refuse(name, f"a {kind.__name__}, such as {kind.__name__}()", value)
+
+
 def check_configs(value: Any, name: str, kind: type) -> None:
     """Raise ArgumentError for what is no sequence of configurations of a class."""
     one = value if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping)) else [value]
@@ -80,6 +94,8 @@ def one_image(value: Any) -> ImageSource | None:
     Raises:
         ArgumentError: what is no image and no iterable of images.
     """
+    from .images import ImageSource  # NumPy and Pillow, which help does without
+
     if isinstance(value, ImageSource):
         return value
     if callable(getattr(value, "read", None)):
@@ -96,6 +112,8 @@ def one_image(value: Any) -> ImageSource | None:
 
 def many_images(value: Any) -> Iterable[Any]:
     """Several images. Raises ArgumentError for one, or for what is no iterable of images."""
+    from .images import ImageSource
+
     if isinstance(value, ImageSource) or callable(getattr(value, "read", None)):
         raise refuse("images", "a list or another iterable of images here, and one image goes to the detector itself", value)
     one_image(value)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..backends.base import Session
 from ..backends.open import kind_of, refuse_load_options
 from ..backends.prompted import model_spec
+from ..data.arguments import check_integer, check_kind, check_model, many_images
 from ..data.coco import CocoDataset, load_coco
 from ..data.images import ImageSource, load_image
 from ..data.matching import Gate, Pairing, gate_for, match_classes, match_pairs
@@ -90,7 +91,13 @@ def verify(
         DetrtError: no reference, or a model that does not open. A failure is not raised: see `report.passed` and `require`.
     """
     check_changes(verify, changes)
-    if not len(images):
+    check_kind(gate, "gate", Gate)
+    batch_size = check_integer(batch_size, "batch_size") or 1
+    images = list(many_images(images))
+    for side in (candidate,) if reference is None else (reference, candidate):
+        if not hasattr(side, "spec"):
+            check_model(side)
+    if not images:
         raise SessionError("verify needs at least one image; give --images DIR")
     if divergence not in DIVERGENCE:
         raise SessionError(f"divergence must be one of {', '.join(DIVERGENCE)}; got {divergence!r}")

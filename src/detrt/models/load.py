@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import os
 import re
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timezone
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from .. import files
 from ..bundle import Provenance
+from ..data.arguments import check_kind, check_model, check_path
 from ..errors import SourceError
 from .families import BY_MODEL_TYPE, BY_NAME, FAMILIES, Family
 from .reduce import reduced, without_masks
@@ -155,6 +157,7 @@ class LoadOptions:
     def __post_init__(self) -> None:
         for name in ("labels", "tokenizer"):
             value = getattr(self, name)
+            check_path(value, name)
             object.__setattr__(self, name, None if value is None else Path(value))
         for name in ("mean", "std"):
             value = getattr(self, name)
@@ -203,6 +206,7 @@ class LoadChanges(TypedDict, total=False):
 
 def changed(options: LoadOptions | None, changes: LoadChanges) -> LoadOptions:
     """Options, or the default ones, with some fields replaced."""
+    check_kind(options, "load", LoadOptions)
     return replace(options or LoadOptions(), **changes)  # type: ignore[arg-type]  # __post_init__ makes paths of texts
 
 
@@ -262,6 +266,8 @@ def load_source(ref: str, options: LoadOptions | None = None, **changes: Unpack[
             not trusted. SpecError: labels that do not fit the head.
     """
     check_changes(load_source, changes)
+    check_model(ref)
+    ref = os.fspath(ref)
     options = changed(options, changes)
     for name in ONNX_ONLY:
         if getattr(options, name) is not None:
