@@ -237,7 +237,7 @@ class Bundle:
         Raises:
             SpecError: no manifest, damaged JSON, wrong fields, or paths that leave the folder.
         """
-        check_path(folder, "folder")
+        check_path(folder, "folder", needed=True)
         folder = Path(folder)
         path = folder / MANIFEST
         data = read_json(path)

@@ -69,9 +69,9 @@ def check_model(value: Any, *, sessions: bool = False) -> None:
     raise refuse("model", f"a path or reference, such as 'bundle/' or 'hf:org/name'{more}", value)
 
 
-def check_path(value: Any, name: str) -> None:
-    """Raise ArgumentError for what is no path; None is none."""
-    if value is not None and not isinstance(value, (str, os.PathLike)):
+def check_path(value: Any, name: str, *, needed: bool = False) -> None:
+    """Raise ArgumentError for what is no path. needed: None is none either."""
+    if (value is not None or needed) and not isinstance(value, (str, os.PathLike)):
         raise refuse(name, "a path", value)
 
 
