@@ -7,6 +7,7 @@ a runtime needs nothing else and notices a file that is not the one that was bui
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -218,6 +219,12 @@ class Bundle:
         listed = {entry.path for entry in self.files}
         return listed | {sidecar_path(Path(entry.path)).as_posix() for entry in self.files if entry.engine is not None}
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what the bundle holds: of its spec, and of the names and digests of its files; not of when it was built."""
+        rows = sorted((entry.kind, _own_name(entry.path), entry.sha256) for entry in self.files)
+        return hashlib.sha256(json.dumps([self.spec.to_dict(), rows], sort_keys=True).encode()).hexdigest()
+
     def save(self) -> Path:
         """Write `detrt.json` atomically; the files themselves must be in place."""
         data = {
@@ -390,7 +397,7 @@ def _settle(place: Path) -> None:
                     with files.writing(place / path.name) as temporary:
                         _link(path, temporary)
         if any(_GENERATION.fullmatch(name) for name in named):
-            _named(bundle, place, lambda path: Path(path).name if _GENERATION.fullmatch(Path(path).parts[0]) else path).save()
+            _named(bundle, place, _own_name).save()
         for path in place.iterdir():
             if _GENERATION.fullmatch(path.name):
                 files.remove(path)
@@ -404,6 +411,11 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
+
+
+def _own_name(path: str) -> str:
+    """Of a file that still lies in the folder of its generation, the name that it will have."""
+    return Path(path).name if _GENERATION.fullmatch(Path(path).parts[0]) else path
 
 
 def _named(bundle: Bundle, folder: Path, name: Callable[[str], str]) -> Bundle:

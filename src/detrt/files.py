@@ -104,14 +104,18 @@ def read_json(path: Path | str | os.PathLike, what: str, error: type[DetrtError]
         raise error(f"the {what} '{path}' cannot be read as JSON: {failure}" + (f"; {advice}" if advice else "")) from None
 
 
-def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text. Raises ValueError, also for one that is nested too deeply."""
+def parse_json(text: str | bytes, *, finite: bool = False) -> Any:
+    """The value of a JSON text. Raises ValueError, also for one that is nested too deeply, and with `finite` for NaN and Infinity."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_refuse_constant if finite else None)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except ValueError as failure:  # of an integer with thousands of digits: then comes Python's advice
         raise ValueError(str(failure).partition(";")[0]) from None
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"it has the number {name}")
 
 
 def sha256_of(path: Path) -> str:

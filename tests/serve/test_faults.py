@@ -214,7 +214,7 @@ def test_what_kills_two_workers_is_refused_and_others_are_answered(model, monkey
 
     def sending(self, message):
         if isinstance(message, wire.Batch) and any(task.data == b"poison" for task in message.tasks):
-            next(worker for worker in pools[0]._workers if worker is not None and worker.channel is self).kill()
+            next(worker for worker in pools[0].workers if worker.channel is self).kill()
         send(self, message)
 
     monkeypatch.setattr(Channel, "send", sending)

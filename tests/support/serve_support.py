@@ -47,7 +47,7 @@ class Server:
         return Path(self._log.name).read_text("utf-8")
 
     def workers(self) -> list[psutil.Process]:
-        return [p for p in psutil.Process(self.process.pid).children() if "detrt.serve.worker" in p.cmdline()]
+        return [p for p in psutil.Process(self.process.pid).children() if "detrt.serve.worker" in _command_of(p)]
 
     def memory_mib(self) -> float:
         """Resident memory of the server and its workers."""
@@ -81,6 +81,14 @@ class Server:
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
+
+
+def _command_of(process: psutil.Process) -> list[str]:
+    """Empty for a process that has ended."""
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 30) -> None:

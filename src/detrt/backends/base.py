@@ -215,6 +215,7 @@ class BaseSession(ABC):
 
     spec: ModelSpec
     prompts: tuple[EncodedPrompt, ...] = ()
+    checkpoint_sha256: str = ""  # of the weights of a checkpoint
     _info: SessionInfo
 
     @property

@@ -195,6 +195,7 @@ def _open_checkpoint(ref: str | os.PathLike, load: LoadOptions, device: str | No
 
     source = load_source(os.fspath(ref), load)
     session = open_torch(source, device=device or CPU)
+    session.checkpoint_sha256 = source.provenance.checkpoint_sha256
     for note in source.notes:
         session.add_note(note)
     return session

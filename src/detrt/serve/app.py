@@ -139,6 +139,7 @@ def model_card(facts: ModelFacts) -> dict[str, Any]:
         "takes_query_images": facts.takes_query_images,
         "input": {"height": facts.size_hw[0], "width": facts.size_hw[1], "resize": given.resize},
         "max_batch": facts.max_batch,
+        "content": facts.content,
         "note": facts.note,
     }
 

@@ -26,7 +26,7 @@ class QueueFull(Exception):
 class Item:
     """A task in the queue or in a worker.
 
-    rows: its batch size. lane: tasks of one lane may share a run. since, started: time of the loop, seconds, when it was
+    rows: its batch size. lane: tasks of one lane may share a run. group: of the workers that may run it. since, started: time of the loop, seconds, when it was
     queued and sent. deaths: workers that died while running it. state: "waiting", "running" or "left" (finished or cancelled).
     """
 
@@ -39,6 +39,7 @@ class Item:
     started: float = 0.0
     deaths: int = 0
     state: str = field(default="new")
+    group: int = 0
 
 
 @dataclass(slots=True)
@@ -50,9 +51,9 @@ class _Lane:
 
 
 class Batcher:
-    """max_batch: of a model. capacity: largest number of waiting images. max_delay: max queue delay, seconds."""
+    """max_batch: of the model of an item. capacity: largest number of waiting images. max_delay: max queue delay, seconds."""
 
-    def __init__(self, max_batch: Callable[[str], int], *, capacity: int, max_delay: float) -> None:
+    def __init__(self, max_batch: Callable[[Item], int], *, capacity: int, max_delay: float) -> None:
         self.capacity, self.max_delay = capacity, max_delay
         self._max_batch = max_batch
         self._lanes: dict[Hashable, _Lane] = {}
@@ -88,18 +89,18 @@ class Batcher:
             self.waiting -= item.rows
         item.state, item.task = "left", None  # the item may remain in its lane, but not its image
 
-    def take(self, now: float, *, idle: bool) -> list[Item]:
-        """The next batch, or nothing if it should wait for more items.
+    def take(self, now: float, *, idle: bool, group: int = 0) -> list[Item]:
+        """The next batch for a worker of a group, or nothing if it should wait for more items.
 
         idle: the worker is idle. A busy one gets full batches only, because more items may arrive until it is idle.
         """
         best: _Lane | None = None
-        for lane in self._live_lanes():
+        for lane in self._live_lanes(group):
             head = lane.items[0]
             if head.lane[0] == ALONE:  # type: ignore[index]  # lanes are tuples
                 due = idle  # after another batch it could die of that one
             else:
-                due = lane.rows >= self._max_batch(head.model) or (idle and now - head.since >= self.max_delay)
+                due = lane.rows >= self._max_batch(head) or (idle and now - head.since >= self.max_delay)
             if due and (best is None or head.since < best.items[0].since):
                 best = lane
         batch: list[Item] = []
@@ -107,7 +108,7 @@ class Batcher:
         while best is not None and best.items:
             item = best.items[0]
             if item.state == "waiting":
-                if batch and rows + item.rows > self._max_batch(item.model):
+                if batch and rows + item.rows > self._max_batch(item):
                     break
                 item.state = "running"
                 rows += item.rows
@@ -118,18 +119,18 @@ class Batcher:
             self.waiting -= rows
         return batch
 
-    def due(self) -> float | None:
-        """Time at which the next batch is due for an idle worker."""
-        return min((lane.items[0].since for lane in self._live_lanes()), default=0.0) + self.max_delay if self.waiting else None
+    def due(self, group: int = 0) -> float | None:
+        """Time at which the next batch is due for an idle worker of a group."""
+        return min((lane.items[0].since + self.max_delay for lane in self._live_lanes(group)), default=None)
 
     def items(self) -> list[Item]:
         return [item for lane in self._lanes.values() for item in lane.items if item.state == "waiting"]
 
-    def _live_lanes(self) -> list[_Lane]:
-        """Lanes with a waiting item in front; drops cancelled items before it, and empty lanes."""
+    def _live_lanes(self, group: int) -> list[_Lane]:
+        """Lanes of a group with a waiting item in front; drops cancelled items before it, and empty lanes."""
         for key, lane in list(self._lanes.items()):
             while lane.items and lane.items[0].state != "waiting":
                 lane.items.popleft()
             if not lane.items:
                 del self._lanes[key]
-        return list(self._lanes.values())
+        return [lane for lane in self._lanes.values() if lane.items[0].group == group]

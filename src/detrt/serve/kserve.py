@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..files import parse_json
 from ..spec import TensorInfo
 from .errors import Refused
 from .messages import TensorTask
@@ -71,10 +72,9 @@ def parse_infer(
         if head.count(mark) > most:
             raise bad(f"the JSON has more than {most} times {mark.decode()}; send the numbers of a tensor, best as binary data")
     try:
-        data = json.loads(head, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        text = str(error).partition(";")[0]  # then comes Python's advice
-        raise bad(f"the body is not JSON ({text[:200]}); binary tensors need Inference-Header-Content-Length") from None
+        data = parse_json(head, finite=True)
+    except ValueError as error:
+        raise bad(f"the body is not JSON ({str(error)[:200]}); binary tensors need Inference-Header-Content-Length") from None
     if not isinstance(data, dict):
         raise bad("the body must be a JSON object with 'inputs'")
     parameters = _object(data, "parameters", "the request")
@@ -264,10 +264,6 @@ def _timeout_ms(parameters: Mapping[str, Any]) -> float | None:
     if type(value) is not int or not 0 < value <= 86_400_000_000:
         raise bad(f"'timeout' must be an integer of microseconds; got {json.dumps(value)[:40]}")
     return value / 1e3
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a number that JSON has")
 
 
 def binary_length(text: str | None) -> int | None:

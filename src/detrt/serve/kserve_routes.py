@@ -1,7 +1,7 @@
 """Routes of the KServe v2 inference protocol, so that clients such as tritonclient work unchanged; `kserve` has its tensors.
 
 Models have the tensors of their graphs: pixels to logits and boxes (or decoded boxes); `/v1/detect` takes image files.
-Supported extensions of the protocol are `_EXTENSIONS`; of the model repository, the index only.
+Supported extensions of the protocol are `_EXTENSIONS`; of the model repository, the index and the loading of models that are served.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from fastapi import FastAPI, Request, Response
 
 from ..data.preprocess import check_size
 from ..errors import SpecError
+from ..files import parse_json
 from ..spec import PIXEL_VALUES, TensorInfo
 from .errors import Refused
+from .hosts import is_loopback
 from .kserve import VERSION, InferRequest, bad, binary_length, datatype
 from .messages import ModelFacts, TensorTask
 from .reader import Readers, ReadInfer
@@ -25,9 +27,12 @@ _EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository"]
 
 # Memory of attention grows faster than the image; limit of the input size relative to that of the model.
 _AREA_FACTOR = 4
+_LOAD_BYTES = 64 * 1024
 
 
 def add_kserve(app: FastAPI, calls: Calls, bodies: Bodies, readers: Readers) -> None:
+    config = calls.config
+    may_load = config.api_key is not None or is_loopback(config.host)  # it takes the memory and the time of a start
     short = {status: refusals(v2=True)[status] for status in (401, 404, 503)}
 
     @app.get("/v2", summary="The server", responses={401: short[401]})
@@ -45,6 +50,27 @@ def add_kserve(app: FastAPI, calls: Calls, bodies: Bodies, readers: Readers) -> 
     @app.post("/v2/repository/index", summary="Names of the models", responses={401: short[401]})
     async def index() -> list[dict[str, str]]:
         return [{"name": name, "version": VERSION, "state": "READY", "reason": ""} for name in calls.pool.models]
+
+    @app.post(
+        "/v2/repository/models/{model}/load",
+        summary="Open a model again, whose files have changed",
+        responses={status: refusals(v2=True)[status] for status in (400, 401, 403, 404, 429, 503)},
+        openapi_extra=_with_path({}, "/v2/repository/models/{model}/load"),
+    )
+    async def load(request: Request) -> Response:
+        if not may_load:
+            raise Refused(
+                403,
+                "no_loading",
+                "models are loaded for those who show a key or are on the server's machine; start it with --api-key-file, or send SIGHUP",
+            )
+        name = calls.model(request.path_params["model"]).name
+        async with bodies.reading(request) as held:
+            _check_load(held.take())
+        if calls.pool.loading:
+            raise Refused(429, "loading", "models are being loaded already; try again when they are", retry_after=5)
+        await calls.pool.load([name])
+        return Response(status_code=200)
 
     def model_routes(prefix: str, shown: bool) -> None:
         """Routes with and without a version."""
@@ -97,6 +123,18 @@ def add_kserve(app: FastAPI, calls: Calls, bodies: Bodies, readers: Readers) -> 
 
     model_routes("/v2/models/{model}", True)
     model_routes("/v2/models/{model}/versions/{version}", False)
+
+
+def _check_load(body: bytes) -> None:
+    """Raise Refused for parameters, with which a client of Triton gives another configuration or other files."""
+    if len(body) > _LOAD_BYTES:
+        raise Refused(413, "too_large", f"a request to load takes at most {_LOAD_BYTES} bytes")
+    try:
+        asked = parse_json(body) if body.strip() else {}
+    except ValueError as error:
+        raise bad(f"the body is not JSON: {error}") from None
+    if not isinstance(asked, dict) or asked.get("parameters"):
+        raise bad("a model is loaded from where it was served from, and takes no 'parameters'; send an empty body")
 
 
 def metadata_of(facts: ModelFacts) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from numpy.typing import NDArray
 
@@ -16,7 +16,10 @@ from .errors import Refused
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The first message to a worker: the models to open, and the device."""
+    """The first message to a worker: the models to open, and the device.
+
+    pinned: name of a model -> the content that it must have, `ModelFacts.content`.
+    """
 
     models: tuple[ServedModel, ...]
     device: str
@@ -29,6 +32,7 @@ class Setup:
     image_decoder: str = "cpu"
     image_formats: tuple[str, ...] = FAST_FORMATS
     max_prompt_runs: int = 8
+    pinned: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class ModelFacts:
 
     max_batch: the smaller of the server's and the model's. Of inputs, (height, width): size_hw, the usual one; only_hw, that of all
     images, where there is one besides the model's rule; sizes, those that it was built for, where there are several. run_s: seconds
-    of a run with a full batch.
+    of a run with a full batch. content: digest of what was opened, see `serve.content`.
     """
 
     name: str
@@ -54,6 +58,7 @@ class ModelFacts:
     only_hw: tuple[int, int] | None = None
     sizes: tuple[tuple[int, int], ...] = ()
     run_s: float = 0.0
+    content: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ class Metrics:
         self.batch_size = Histogram("detrt_batch_size", "Images in a run of the model", ("model",), buckets=_BATCHES, **shared)
         self.restarts = Counter("detrt_worker_restarts", "Worker processes that were replaced", ("worker",), **shared)
         self.retried = Counter("detrt_retried_images", "Images that were run again because their worker died", **shared)
+        self.loads = Counter("detrt_model_loads", "Loads of models into a running server, by outcome", ("outcome",), **shared)
         self.body_bytes = Counter("detrt_body_bytes", "Bytes of request bodies that were read", **shared)
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:

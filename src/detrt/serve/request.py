@@ -462,6 +462,7 @@ _V2_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"
 _REFUSALS = {
     400: "The request cannot be understood, or an image cannot be read.",
     401: "No API key, or a wrong one.",
+    403: "A page of another server asks, or somebody elsewhere wants to load a model without a key.",
     404: "No such model.",
     408: "The body came too slowly, or the deadline that the request set has passed.",
     413: "The body or an image is too large, or there are too many images.",

@@ -7,8 +7,8 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,9 +21,9 @@ from ..errors import DetrtError, SessionError
 from .batcher import ALONE, Batcher, Item, QueueFull
 from .config import ServeConfig
 from .errors import Refused
+from .generation import FIRST_PAUSE_S, Generation, Sent, ServerWorker
 from .messages import Alive, Answer, Batch, Done, ImageTask, Left, ModelFacts, Ready, Setup, TensorTask
 from .metrics import Metrics
-from .process import LoopWorker
 
 log = logging.getLogger("detrt.serve")
 AHEAD = 2  # batches per worker: one runs, the images of the next are decoded
@@ -32,42 +32,7 @@ _EARLY_ENDS = 3
 _GRACE_S = 3.0
 _SILENCE_S = 20.0  # without a sign of life of a worker that opens its models
 _WATCH_S = 0.5
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
-
-
-@dataclass(slots=True)
-class Sent:
-    """A batch that a worker has.
-
-    Times of the loop: since, when it was sent; first, since when it is the worker's first batch; abandoned, since when nobody waits
-    for it. The latter two are infinite until then.
-    """
-
-    items: list[Item]
-    since: float
-    first: float = math.inf
-    abandoned: float = math.inf
-
-
-class ServerWorker(LoopWorker):
-    """A worker process.
-
-    running: its batches by number, the first of which it works on. state: "starting", "ready" or "gone".
-
-    retrying: it runs tasks whose worker died, and gets nothing else meanwhile. begun, heard: times of the loop, when it was
-    started and when it last sent anything.
-
-    Raises:
-        OSError: no process can be started.
-    """
-
-    def __init__(self, index: int, setup: Setup) -> None:
-        super().__init__("worker")
-        self.send(setup)
-        self.index = index
-        self.state, self.retrying = "starting", False
-        self.running: dict[int, Sent] = {}
-        self.begun = self.heard = asyncio.get_running_loop().time()
+_LONGEST_PAUSE_S = 10.0
 
 
 class Pool:
@@ -76,20 +41,25 @@ class Pool:
     Runs in one event loop, without locks. A worker that dies is replaced, and its tasks run again once, alone; if a second worker
     dies, they are refused with 503. A worker that works on nothing but what nobody waits for, and does not end that, is killed and
     replaced, and so is one that is stuck while it opens its models.
+
+    All workers that answer hold the same content. `load` starts a `Generation` of workers beside the one that serves, and puts it in
+    its place when all of them are ready; the old workers finish what they were given.
     """
 
     def __init__(self, config: ServeConfig, metrics: Metrics, on_worker: Callable[[int, int], None] | None = None) -> None:
         self.config, self.metrics, self._on_worker = config, metrics, on_worker
-        self.models: dict[str, ModelFacts] = {}
         self.failure: DetrtError | None = None
         self.failed = asyncio.Event()
         self.all_ready = asyncio.Event()
         self._batcher = Batcher(
-            lambda name: self.models[name].max_batch, capacity=config.queue_size, max_delay=config.max_delay_ms / 1e3
+            lambda item: self._generations[item.group].models[item.model].max_batch,
+            capacity=config.queue_size,
+            max_delay=config.max_delay_ms / 1e3,
         )
         self._setups = [self._setup(device) for device in config.worker_devices]
-        self._workers: list[ServerWorker | None] = [None] * len(self._setups)
-        self._pauses = [_FIRST_PAUSE_S] * len(self._setups)
+        self._serving = Generation(0, len(self._setups), {})
+        self._generations = {0: self._serving}  # by number: that which serves, that which is loaded, and those that leave
+        self._loading = asyncio.Lock()
         self._batches = 0
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -100,18 +70,26 @@ class Pool:
         metrics.watch("detrt_workers_ready", "Worker processes that can run", lambda: self.ready_workers)
 
     def start(self) -> None:
-        for index in range(len(self._setups)):
-            self._spawn(self._start(index, 0.0))
+        self._start_all(self._serving)
         self._spawn(self._watch())
 
     @property
+    def models(self) -> dict[str, ModelFacts]:
+        """Facts of the models that new requests get; empty until a worker is ready."""
+        return self._serving.models
+
+    @property
+    def workers(self) -> list[ServerWorker]:
+        """The processes of all generations."""
+        return [worker for generation in self._generations.values() for worker in generation.live()]
+
+    @property
     def ready_workers(self) -> int:
-        return sum(worker is not None and worker.state == "ready" for worker in self._workers)
+        return self._serving.ready
 
     @property
     def running(self) -> int:
-        workers = [worker for worker in self._workers if worker is not None]
-        return sum(item.rows for worker in workers for sent in worker.running.values() for item in sent.items)
+        return sum(item.rows for worker in self.workers for sent in worker.running.values() for item in sent.items)
 
     def submit(self, model: str, tasks: Sequence[ImageTask | TensorTask], lanes: Sequence[Hashable]) -> list[Item]:
         """Queue the tasks of a request; the future of each item has its result, or a Refused.
@@ -122,8 +100,9 @@ class Pool:
             Refused: the queue is full.
         """
         loop = asyncio.get_running_loop()
+        group = self._serving.number
         items = [
-            Item(model, task, (model, lane), loop.create_future(), getattr(task, "rows", 1))
+            Item(model, task, (group, model, lane), loop.create_future(), getattr(task, "rows", 1), group=group)
             for task, lane in zip(tasks, lanes, strict=True)
         ]
         try:
@@ -145,10 +124,10 @@ class Pool:
             self._batcher.leave(item)
             item.future.cancel()
         gone = set(map(id, items))
-        for worker in self._workers:
-            for number, sent in worker.running.items() if worker is not None else ():
+        for worker in self.workers:
+            for number, sent in worker.running.items():
                 places = tuple(place for place, item in enumerate(sent.items) if id(item) in gone)
-                if not places or worker is None:
+                if not places:
                     continue
                 if all(item.state == "left" for item in sent.items):
                     sent.abandoned = asyncio.get_running_loop().time()
@@ -165,8 +144,7 @@ class Pool:
 
     def refuse_all(self, refusal: Refused) -> None:
         """Refuse all waiting and running items, at the end of a drain that took too long."""
-        workers = [worker for worker in self._workers if worker is not None]
-        running = [item for worker in workers for sent in worker.running.values() for item in sent.items]
+        running = [item for worker in self.workers for sent in worker.running.values() for item in sent.items]
         for item in [*self._batcher.items(), *running]:
             self._refuse(item, refusal)
 
@@ -177,7 +155,56 @@ class Pool:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(worker.disconnect() for worker in self._workers if worker is not None))
+        await asyncio.gather(*(worker.disconnect() for worker in self.workers))
+
+    @property
+    def loading(self) -> bool:
+        """Whether `load` is at work."""
+        return self._loading.locked()
+
+    def stop_loading(self) -> None:
+        """Give up what `load` opens, at the end of the server."""
+        for generation in self._generations.values():
+            if generation.number > self._serving.number:
+                generation.fail(SessionError("the server stops"))
+
+    async def load(self, names: Collection[str] | None = None) -> None:
+        """Open models again, in new workers, which take the place of those that serve when all of them are ready.
+
+        names: of the models whose content may have changed; None: all.
+
+        Raises:
+            Refused: they cannot be opened (400), which leaves those that serve as they are; the server starts or stops (503).
+        """
+        if not self.all_ready.is_set():
+            raise Refused(503, "starting", "the models are being loaded; try again soon", retry_after=2)
+        async with self._loading:
+            serving = self._serving
+            pinned = {} if names is None else {name: digest for name, digest in serving.pinned.items() if name not in names}
+            fresh = Generation(max(self._generations) + 1, len(self._setups), pinned)
+            self._generations[fresh.number] = fresh
+            try:
+                self._start_all(fresh)
+                await fresh.decided.wait()
+            finally:
+                if self._closing or fresh.error is not None or not fresh.decided.is_set():
+                    self._retire(fresh)
+            if fresh.error is not None:
+                self.metrics.loads.labels("failed").inc()
+                what = "the models" if names is None else ", ".join(f"'{name}'" for name in names)
+                raise Refused(400, "not_loaded", f"{what} cannot be loaded, and what was served before still is: {fresh.error}")
+            self.metrics.loads.labels("done").inc()
+            self._serving = fresh
+            for worker in [worker for worker in serving.live() if worker.state == "starting"]:
+                worker.kill()
+            self._pump()
+
+    def _retire(self, generation: Generation) -> None:
+        """End the workers of a generation, which have nothing to do."""
+        del self._generations[generation.number]
+        for worker in generation.live():
+            worker.state = "gone"
+            self._spawn(worker.disconnect())
 
     def _setup(self, device: str) -> Setup:
         c = self.config
@@ -200,17 +227,30 @@ class Pool:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _start(self, index: int, pause: float) -> None:
+    def _start_all(self, generation: Generation) -> None:
+        for index in range(len(self._setups)):
+            self._spawn(self._start(generation, index, 0.0))
+
+    async def _start(self, generation: Generation, index: int, pause: float) -> None:
         await asyncio.sleep(pause)
+        if self._generations.get(generation.number) is not generation or self._leaves(generation):
+            return
+        # Where no worker holds the content that was opened first, the next one may open what is there now.
+        pinned = {} if generation is self._serving and not generation.ready else generation.pinned
         try:
-            worker = ServerWorker(index, self._setups[index])
-            self._workers[index] = worker
+            worker = ServerWorker(index, replace(self._setups[index], pinned=pinned), generation)
+            generation.workers[index] = worker
             await worker.connect(partial(self._on_message, worker), partial(self._on_exit, worker))
         except OSError as error:
             log.error("worker %d cannot be started: %s", index, error)
-            self._workers[index] = None
-            if not self._give_up(f"no worker process can be started ({error}); see the limits of processes, files and memory"):
-                self._restart(index)
+            generation.workers[index] = None
+            self._ended(
+                generation, index, f"no worker process can be started ({error}); see the limits of processes, files and memory"
+            )
+
+    def _leaves(self, generation: Generation) -> bool:
+        """Whether a later generation has taken its place."""
+        return generation.number < self._serving.number
 
     def _on_message(self, worker: ServerWorker, message: Alive | Ready | Failed | Done) -> None:
         worker.heard = asyncio.get_running_loop().time()
@@ -219,7 +259,7 @@ class Pool:
         if isinstance(message, Failed):
             self._cannot_start(worker, message)
         elif isinstance(message, Ready):
-            self._is_ready(worker, message)
+            self._is_ready(worker, worker.generation, message)
         elif batch := worker.running.pop(message.number, None):
             for following in list(worker.running.values())[:1]:
                 following.first = min(following.first, worker.heard)
@@ -246,24 +286,39 @@ class Pool:
                 metrics.model_seconds.labels(model).observe(slowest / 1e3)
         self._pump()
 
-    def _is_ready(self, worker: ServerWorker, message: Ready) -> None:
-        self.models = {facts.name: facts for facts in message.models}
+    def _is_ready(self, worker: ServerWorker, generation: Generation, message: Ready) -> None:
+        opened = {facts.name: facts.content for facts in message.models}
+        if opened != generation.pinned and generation.ready:  # both were started before the first of them was ready
+            log.error("worker %d opened other content than the others: the models are being replaced", worker.index)
+            generation.error = SessionError("the models were replaced while they were opened; load them again")
+            worker.kill()
+            return
+        if generation is self._serving and generation.pinned and opened != generation.pinned:
+            log.warning("no worker is left that holds what was served; the models are those that are stored now")
+            for item in self._batcher.items():
+                self._refuse(item, _replaced())
+        generation.pinned, generation.models = opened, {facts.name: facts for facts in message.models}
         worker.state = "ready"
-        self._pauses[worker.index] = _FIRST_PAUSE_S
-        if self._on_worker is not None and not self.all_ready.is_set():
-            self._on_worker(self.ready_workers, len(self._workers))
-        if self.ready_workers == len(self._workers):
+        generation.pauses[worker.index] = FIRST_PAUSE_S
+        if generation.number == 0 and self._on_worker is not None and not self.all_ready.is_set():
+            self._on_worker(generation.ready, len(generation.workers))
+        if generation.ready == len(generation.workers):
+            generation.decided.set()
             self.all_ready.set()
 
     def _cannot_start(self, worker: ServerWorker, message: Failed) -> None:
-        if self.all_ready.is_set():  # it started before, so that the cause may be transient: a file being replaced, a full GPU
+        if worker.generation is not self._serving:
+            if message.trace:
+                log.error("worker %d has a bug:\n%s", worker.index, message.trace)
+            worker.generation.fail(SessionError(str(message.error)))
+        elif self.all_ready.is_set():  # it started before, so that the cause may be transient: a file being replaced, a full GPU
             log.error("worker %d cannot start: %s", worker.index, message.trace or message.error)
-            return
-        self.failure = SessionError(str(message.error))
-        if message.trace:
-            log.error("worker %d has a bug:\n%s", worker.index, message.trace)
-            self.failure = SessionError("a worker cannot start because of a bug of detrt; its traceback is above")
-        self.failed.set()
+        else:
+            self.failure = SessionError(str(message.error))
+            if message.trace:
+                log.error("worker %d has a bug:\n%s", worker.index, message.trace)
+                self.failure = SessionError("a worker cannot start because of a bug of detrt; its traceback is above")
+            self.failed.set()
 
     def _refuse(self, item: Item, refusal: Refused) -> None:
         self._batcher.leave(item)
@@ -272,8 +327,9 @@ class Pool:
 
     def _on_exit(self, worker: ServerWorker) -> None:
         """Requeue the items of a dead worker, and start another one."""
+        retired = worker.state == "gone"
         worker.state = "gone"
-        if self._closing:
+        if self._closing or retired:
             return
         code = worker.exit_code()
         if code is None:  # its socket is closed, but it still runs
@@ -288,12 +344,24 @@ class Pool:
             text = "two workers ended while they ran this request; it was not tried again: check the image and the log"
             self._refuse(item, Refused(503, "worker_died", text, retry_after=1))
         worker.running = {}
-        if not self._give_up(
+        self._ended(
+            worker.generation,
+            worker.index,
             f"workers end before they are ready (exit code {code}); see what they printed, and whether the "
-            "machine has enough memory: try --workers 1"
-        ):
-            self._restart(worker.index)
+            "machine has enough memory: try --workers 1",
+        )
         self._pump()
+
+    def _ended(self, generation: Generation, index: int, why: str) -> None:
+        """Start another worker in the place of one, unless there is no use in it. why: it ended before it was ready."""
+        if self._leaves(generation):
+            if not generation.ready:
+                for item in [item for item in self._batcher.items() if item.group == generation.number]:
+                    self._refuse(item, _replaced())
+        elif generation is not self._serving:
+            generation.fail(SessionError(why))
+        elif not self._give_up(why):
+            self._restart(index)
 
     def _give_up(self, why: str) -> bool:
         """Count an end of a worker before all were ready once. Whether there were too many, so that the server ends."""
@@ -306,22 +374,23 @@ class Pool:
 
     def _restart(self, index: int) -> None:
         self.metrics.restarts.labels(str(index)).inc()
-        pause = self._pauses[index]
-        self._pauses[index] = min(_LONGEST_PAUSE_S, 2 * pause)  # until it is ready again
-        self._spawn(self._start(index, pause))
+        pauses = self._serving.pauses
+        pause, pauses[index] = pauses[index], min(_LONGEST_PAUSE_S, 2 * pauses[index])  # until it is ready again
+        self._spawn(self._start(self._serving, index, pause))
 
     def _pump(self) -> None:
         """Send batches to workers with room, idle ones first."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        idle_worker = False  # a worker is idle, and the next batch is not due yet
+        idle = set[int]()  # groups with an idle worker whose next batch is not due yet
         for held in range(AHEAD):
-            for worker in self._workers:
-                if worker is None or worker.state != "ready" or len(worker.running) != held or (held and worker.retrying):
+            for worker in self.workers:
+                if worker.state != "ready" or len(worker.running) != held or (held and worker.retrying):
                     continue
-                items = self._batcher.take(now, idle=held == 0)
+                group = worker.generation.number
+                items = self._batcher.take(now, idle=held == 0, group=group)
                 if not items:
-                    idle_worker |= held == 0
+                    idle |= {group} if held == 0 else set()
                     continue
                 self._batches += 1
                 worker.retrying = items[0].lane[0] == ALONE
@@ -331,8 +400,12 @@ class Pool:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if idle_worker and (due := self._batcher.due()) is not None:
-            self._timer = loop.call_at(max(due, now), self._pump)
+        if due := [time for time in map(self._batcher.due, idle) if time is not None]:
+            self._timer = loop.call_at(max(min(due), now), self._pump)
+        for generation in [one for one in self._generations.values() if self._leaves(one)]:
+            held = any(worker.running for worker in generation.live())
+            if not held and all(item.group != generation.number for item in self._batcher.items()):
+                self._retire(generation)
 
     async def _watch(self) -> None:
         """Kill workers that are stuck: with work that nobody waits for, or while they open their models."""
@@ -343,9 +416,7 @@ class Pool:
             now = loop.time()
             if self.models:
                 grace = max(_GRACE_S, 2 * max(facts.run_s for facts in self.models.values()))
-            for worker in self._workers:
-                if worker is None:
-                    continue
+            for worker in self.workers:
                 if worker.state == "starting":
                     silent, opening = now - worker.heard, now - worker.begun
                     if silent > _SILENCE_S or opening > self.config.start_timeout_s:
@@ -362,6 +433,11 @@ class Pool:
                                 if item.state != "left":
                                     self._batcher.requeue(item)
                         worker.kill()
+
+
+def _replaced() -> Refused:
+    text = "the models were replaced while this request waited for them, and no worker is left that holds the old ones; send it again"
+    return Refused(503, "replaced", text, retry_after=1)
 
 
 class ClientDisconnected(Exception):
@@ -407,6 +483,14 @@ class Calls:
         """
         own = timeout_ms is not None and timeout_ms / 1e3 < self.config.timeout_s
         limit = timeout_ms / 1e3 if own and timeout_ms is not None else self.config.timeout_s
+        now = self.model(model.name)
+        if isinstance(tasks[0], TensorTask) and (now.inputs, now.outputs, now.max_batch) != (
+            model.inputs,
+            model.outputs,
+            model.max_batch,
+        ):
+            raise _replaced()
+        model = now
         items = self.pool.submit(model.name, tasks, [self._lane(model, task) for task in tasks])
         # Ends with the last result, or with the first refused task.
         answers = asyncio.gather(*(item.future for item in items))

@@ -1,4 +1,4 @@
-"""Running of the server with uvicorn. SIGTERM and Ctrl-C drain it: accepted requests finish."""
+"""Running of the server with uvicorn. SIGTERM and Ctrl-C drain it: accepted requests finish. SIGHUP loads the models again."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator
 
 from ..errors import DetrtError, SessionError
 from .config import ServeConfig
+from .errors import Refused
+
+log = logging.getLogger("detrt.serve")
 
 # Seconds in which responses close their connections, before idle connections are closed.
 _GOODBYE_S = 1.0
@@ -72,14 +75,27 @@ def serve(
                 server.force_exit = True
             stop.set()
 
+        asking = set[asyncio.Task[None]]()
+
+        async def load() -> None:
+            try:
+                await pool.load()
+            except Refused as refusal:
+                log.error("SIGHUP: %s", refusal)
+            else:
+                log.info("SIGHUP: %s loaded", ", ".join(pool.models))
+
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopping)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup leaves it
+            loop.add_signal_handler(signal.SIGHUP, lambda: asking.add(asyncio.ensure_future(load())))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         watching = asyncio.create_task(_announce(pool, address, on_ready))
         failed = asyncio.create_task(pool.failed.wait())
         stopped = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait((serving, failed, stopped), return_when=asyncio.FIRST_COMPLETED)
+            pool.stop_loading()
             app.state.calls.stopping = True  # /readyz reports it, and responses close their connections
             late = loop.call_later(config.drain_s, lambda: pool.refuse_all(_stopping()))
             hard = loop.call_later(config.drain_s + 5, lambda: setattr(server, "force_exit", True))
@@ -91,7 +107,7 @@ def serve(
             late.cancel()
             hard.cancel()
         finally:
-            for task in (watching, failed, stopped):
+            for task in (watching, failed, stopped, *asking):
                 task.cancel()
         return pool.failure if pool.failed.is_set() else None
 
@@ -103,9 +119,7 @@ def serve(
         raise failure
 
 
-def _stopping() -> Exception:
-    from .errors import Refused
-
+def _stopping() -> Refused:
     return Refused(503, "stopping", "the server stops and had no time left for this request; try again", retry_after=5)
 
 
@@ -181,4 +195,4 @@ def _logging(access: bool) -> dict:
     }
 
 
-logging.getLogger("detrt.serve").addHandler(logging.NullHandler())
+log.addHandler(logging.NullHandler())

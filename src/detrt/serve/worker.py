@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ..backends.base import Outputs
+from ..backends.base import BaseSession, Outputs
 from ..backends.open import open_session
 from ..backends.worker_process import Channel, answer_ahead, work_for_parent
 from ..data.images import OpenedImage, load_encoded, open_image
@@ -39,6 +39,7 @@ from ..detector import Detector
 from ..errors import DetrtError, ImageError, PromptError, SessionError, SpecError
 from ..text.prompts import ImageQueries, Prompt
 from .config import ServedModel
+from .content import opened_content, stored_content
 from .errors import Refused
 from .kserve import build_infer
 from .messages import Alive, Answer, Batch, Done, ImageTask, Left, ModelFacts, Ready, Setup, TensorTask
@@ -224,13 +225,17 @@ class Model:
 
     def __init__(self, served: ServedModel, setup: Setup) -> None:
         threads = setup.threads if setup.device == "cpu" else None
-        session = open_session(
-            served.ref,
-            device=setup.device,
-            backend=setup.backend,
-            threads=threads,
-            load=served.load,
-            **setup.openvino.arguments(),
+        session, content = _open_pinned(
+            served,
+            setup.pinned.get(served.name),
+            lambda: open_session(
+                served.ref,
+                device=setup.device,
+                backend=setup.backend,
+                threads=threads,
+                load=served.load,
+                **setup.openvino.arguments(),
+            ),
         )
         try:
             limit = min(setup.max_batch, session.info.max_batch or setup.max_batch)
@@ -268,6 +273,7 @@ class Model:
             note=session.info.note,
             only_hw=self.detector.size,
             sizes=session.info.sizes if setup.size_hw is None else (),
+            content=content,
         )
 
     def warm_up(self) -> None:
@@ -442,6 +448,38 @@ class Model:
 
     def close(self) -> None:
         self.detector.close()
+
+
+def _open_pinned(served: ServedModel, pinned: str | None, open_it: Callable[[], BaseSession]) -> tuple[BaseSession, str]:
+    """A session, and the digest of its content.
+
+    Raises:
+        DetrtError: what `open_it` raises; SessionError: the content is not `pinned`, or was replaced meanwhile.
+    """
+    before = _stored(served.ref)
+    changed = SessionError(
+        f"'{served.name}' ({served.ref}) is not what the server opened first, so that its answers would differ from those of other "
+        "workers; send SIGHUP to the server, or POST /v2/repository/models/NAME/load, to replace the models in all of them"
+    )
+    if before and pinned not in (None, before):
+        raise changed
+    session = open_it()
+    content = opened_content(before or "", session)
+    if before != _stored(served.ref):
+        session.close()
+        raise SessionError(f"'{served.name}' ({served.ref}) was replaced while it was opened; load it again")
+    if pinned not in (None, content):
+        session.close()
+        raise changed
+    return session, content
+
+
+def _stored(ref: str) -> str | None:
+    """As `stored_content`; None where the files cannot be read, which whoever opens them says better."""
+    try:
+        return stored_content(ref)
+    except (DetrtError, OSError, ValueError):
+        return None
 
 
 def _isolating(

@@ -1,0 +1,210 @@
+"""One name, one content: a model whose files change under a running server is served as it was, or replaced in all workers at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+httpx = pytest.importorskip("httpx", reason="needs the 'dev' extra")
+pytest.importorskip("fastapi", reason="needs the 'serve' extra")
+
+from cli_support import run_process, write_onnx
+from onnx_models import make_spec
+from serve_support import Server, png, wait_until
+
+from detrt.bundle import Bundle
+from detrt.spec import ModelSpec
+
+RED = png(np.full((8, 12, 3), (255, 0, 0), np.uint8))
+
+
+def build(folder, word: str):
+    """A bundle, in the place of the one that is there, which calls red `word`."""
+    spec: ModelSpec = replace(make_spec(), labels={0: word, 1: "green", 2: "blue"})
+    model = write_onnx(folder.parent / f"{folder.name}.onnx", spec)
+    assert run_process("build", model, "-o", folder, "--target", "onnx").code == 0
+    return folder
+
+
+def ask(client, model="shapes") -> str:
+    """What the server calls red."""
+    answer = client.post("/v1/detect", params={"model": model}, content=RED, headers={"Content-Type": "image/png"})
+    assert answer.status_code == 200, answer.text
+    return answer.json()["images"][0]["detections"][0]["label"]
+
+
+class Load:
+    """Clients that ask all the time. answers: label of each answer, in their order, of each client."""
+
+    def __init__(self, server: Server, clients: int = 4) -> None:
+        self.server = server
+        self.answers: list[list[str]] = [[] for _ in range(clients)]
+        self.errors: list[Exception] = []
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(one,)) for one in self.answers]
+
+    def _run(self, answers: list[str]) -> None:
+        try:
+            with httpx.Client(base_url=self.server.address, timeout=60) as client:
+                while not self._stop.is_set():
+                    answers.append(ask(client))
+        except Exception as error:
+            self.errors.append(error)
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        assert self.errors == []
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    return build(tmp_path / "shapes", "old")
+
+
+@pytest.fixture
+def client_of():
+    clients = []
+
+    def connect(server: Server):
+        clients.append(httpx.Client(base_url=server.address, timeout=120))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.close()
+
+
+def contents(client) -> dict[str, str]:
+    return {model["name"]: model["content"] for model in client.get("/v1/models").json()["models"]}
+
+
+def metric(client, name: str) -> float:
+    return next(float(line.split()[-1]) for line in client.get("/metrics").text.splitlines() if line.startswith(name))
+
+
+def test_a_worker_that_is_replaced_does_not_bring_another_model(bundle, client_of):
+    """Two workers, of which one dies after the bundle was built again: 16 answers of the old and 14 of the new model were given."""
+    with Server(bundle, "--workers", 2) as server, Load(server) as load:
+        client = client_of(server)
+        before = contents(client)
+        assert before == {"shapes": Bundle.open(bundle).digest}
+        build(bundle, "new")
+        server.workers()[0].kill()
+        wait_until(lambda: "is not what the server opened first" in server.log, 60)
+        assert contents(client) == before and client.get("/readyz").json() == {"status": "ready", "workers": 1}
+        assert client.post("/v2/repository/models/shapes/load", json={}).status_code == 200
+        assert ask(client) == "new" and contents(client) == {"shapes": Bundle.open(bundle).digest} != before
+        assert client.get("/readyz").json()["workers"] == 2
+        time.sleep(0.3)
+    for answers in load.answers:
+        first = answers.index("new")  # each client sees one change, from the old to the new
+        assert first > 5 and answers == ["old"] * first + ["new"] * (len(answers) - first)
+    assert len(server.log.split("opened other content")) == 1
+
+
+def test_requests_in_flight_finish_on_what_they_were_sent_to(bundle, client_of):
+    with Server(bundle, "--workers", 1, "--max-batch", 2) as server:
+        client, labels = client_of(server), []
+        with server.frozen():  # the old worker
+            threads = [threading.Thread(target=lambda: labels.append(ask(client_of(server)))) for _ in range(6)]
+            for thread in threads:
+                thread.start()
+            wait_until(lambda: metric(client, "detrt_running_images") + metric(client, "detrt_queue_images") == 6)
+            build(bundle, "new")
+            assert client.post("/v2/repository/models/shapes/load").status_code == 200
+            assert [ask(client) for _ in range(3)] == ["new"] * 3 and labels == []
+            assert len(server.workers()) == 2
+        for thread in threads:
+            thread.join()
+        assert labels == ["old"] * 6
+        wait_until(lambda: len(server.workers()) == 1)
+        assert ask(client) == "new"
+
+
+def test_a_bad_bundle_leaves_the_old_one_serving(bundle, client_of):
+    with Server(bundle, "--workers", 2) as server, Load(server) as load:
+        client = client_of(server)
+        graph = bundle / "model.onnx"
+        whole = graph.read_bytes()
+        graph.write_bytes(whole[:-10])  # as a copy that was cut off
+        for _ in range(2):
+            refused = client.post("/v2/repository/models/shapes/load")
+            assert refused.status_code == 400 and "model.onnx" in refused.json()["error"]
+            assert "what was served before still is" in refused.json()["error"]
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "SIGHUP: the models cannot be loaded" in server.log, 60)
+        assert ask(client) == "old"
+        wait_until(lambda: len(server.workers()) == 2)
+        assert metric(client, 'detrt_model_loads_total{outcome="failed"}') == 3
+        graph.write_bytes(whole)
+        build(bundle, "new")
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: ask(client) == "new", 60)
+        wait_until(lambda: len(server.workers()) == 2)
+    assert {label for answers in load.answers for label in answers} == {"old", "new"}
+
+
+def test_only_the_named_model_is_loaded(bundle, client_of):
+    other = build(bundle.parent / "cars", "old")
+    with Server(bundle, other, "--workers", 1) as server:
+        client = client_of(server)
+        build(bundle, "new"), build(other, "new")
+        refused = client.post("/v2/repository/models/shapes/load")
+        assert refused.status_code == 400 and "'cars'" in refused.json()["error"] and "SIGHUP" in refused.json()["error"]
+        assert {ask(client, "shapes"), ask(client, "cars")} == {"old"}
+        build(other, "old")
+        assert client.post("/v2/repository/models/shapes/load").status_code == 200
+        assert (ask(client, "shapes"), ask(client, "cars")) == ("new", "old")
+
+
+def test_what_no_worker_holds_any_more_is_opened_as_it_is(bundle, client_of):
+    """As a new start of the server would do; no answer is mixed, since none of the old content is left."""
+    with Server(bundle, "--workers", 1) as server:
+        client = client_of(server)
+        build(bundle, "new")
+        server.workers()[0].kill()
+        wait_until(lambda: "no worker is left that holds what was served" in server.log, 60)
+        assert ask(client) == "new"
+
+
+def test_who_may_load_and_what(bundle, client_of):
+    with Server(bundle, "--workers", 1, "--host", "0.0.0.0") as server:
+        client = httpx.Client(base_url=server.address.replace("0.0.0.0", "127.0.0.1"), timeout=60)
+        refused = client.post("/v2/repository/models/shapes/load")
+        assert refused.status_code == 403 and "--api-key-file" in refused.json()["error"]
+    with Server(bundle, "--workers", 1) as server:
+        client = client_of(server)
+        assert client.post("/v2/repository/models/other/load").status_code == 404
+        for body in (b"[1]", b"{", b'{"parameters": {"config": "{}"}}', b"[" * 60_000):
+            assert client.post("/v2/repository/models/shapes/load", content=body).status_code == 400
+        triton = pytest.importorskip("tritonclient.http", reason="needs the 'dev' extra")
+        triton.InferenceServerClient(f"{server.host}:{server.port}").load_model("shapes")
+        assert ask(client) == "old"
+
+
+@pytest.mark.parametrize("kind", ["onnx", "data"])
+def test_files_without_a_bundle_are_pinned_too(tmp_path, kind):
+    from detrt.serve.content import stored_content
+
+    model = write_onnx(tmp_path / "model.onnx")
+    (tmp_path / "model.onnx.data").write_bytes(b"1")
+    (tmp_path / "tokenizer.json").write_bytes(b"1")
+    (tmp_path / "notes.txt").write_bytes(b"1")
+    before = stored_content(str(model))
+    (tmp_path / "notes.txt").write_bytes(b"2")
+    assert stored_content(str(model)) == before
+    changed = {"onnx": "model.onnx", "data": "model.onnx.data"}[kind]
+    (tmp_path / changed).write_bytes((tmp_path / changed).read_bytes() + b"\0")
+    assert stored_content(str(model)) != before
