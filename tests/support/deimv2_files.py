@@ -89,7 +89,7 @@ def write_released(real_data, size, path):
     side = SIZES[size]
     count = sum((side // stride) ** 2 for stride in (16, 32))
     original |= {
-        "decoder.anchors": torch.zeros(1, count, 4),
+        "decoder.anchors": torch.full((1, count, 4), torch.inf),
         "decoder.valid_mask": torch.ones(1, count, 1),
     }
     torch.save({"model": original}, path)

@@ -24,8 +24,8 @@ class Family:
     mask: the model takes a padding mask, so images of different sizes share a batch.
     dynamic: height and width can be symbolic; otherwise `fixed_reason` says why not.
     multiple_of: a fixed number, or the name of the rule in `preprocessor.multiple_of` that reads it from the config.
-    shortest_edge: default resize keeps the aspect ratio (800, at most 1333), else stretches to `size`; 0 is the size of the
-        position table, or the `image_size` of the config.
+    shortest_edge: default resize keeps the aspect ratio (800, at most 1333), else stretches to `size` (height, width); None is the
+        size of the position table, or the `image_size` of the config.
     queries: config attributes that may hold the number of queries, first present and positive wins.
     rewrites: names of the rewrites in `detrt.models.rewrites` that tracing needs.
     reducible: its authors evaluate it with fewer queries and decoder layers than it was trained with, see `detrt.models.reduce`.
@@ -48,7 +48,7 @@ class Family:
     fixed_reason: str = ""
     multiple_of: int | str = 1
     shortest_edge: bool = False
-    size: int = 640
+    size: tuple[int, int] | None = (640, 640)
     normalize: bool = True
     queries: tuple[str, ...] = ("num_queries",)
     deformable: bool = False
@@ -95,7 +95,7 @@ def _hybrid(name: str, model_type: str, title: str, example: str, **facts: objec
 def _document(version: int, reading_order: str, rewrites: tuple[str, ...] = (), **facts: object) -> Family:
     name = f"pp_doclayout_v{version}"
     example = f"PaddlePaddle/PP-DocLayoutV{version}_safetensors"
-    base = {"size": 800, "reducible": False, "rewrites": ("msda", *rewrites), "processor": f"PPDocLayoutV{version}"}
+    base = {"size": (800, 800), "reducible": False, "rewrites": ("msda", *rewrites), "processor": f"PPDocLayoutV{version}"}
     return _hybrid(name, name, f"PP-DocLayoutV{version}", example, reading_order=reading_order, **{**base, **facts})
 
 
@@ -149,7 +149,7 @@ def _owl(name: str, title: str, example: str, processor: str) -> Family:
         dynamic=False,
         fixed_reason="each place of its grid of patches has its weights",
         multiple_of="image",
-        size=0,
+        size=None,
         rewrites=("tensors_only",),
         text="names",
         processor=processor,
@@ -230,7 +230,7 @@ FAMILIES: tuple[Family, ...] = (
             "has; detrt computes that table for one size before the export"
         ),
         multiple_of="windows",
-        size=0,
+        size=None,
         processor="RfDetr",
         reducible=True,
         licence="Apache-2.0; XL and 2XL: Roboflow Platform Model License 1.0 (PML-1.0)",
@@ -289,7 +289,7 @@ FAMILIES: tuple[Family, ...] = (
         licence="SAM License",
         example="facebook/sam3",
         multiple_of="patch",
-        size=0,
+        size=None,
         rewrites=("tensors_only",),
         text="phrases",
         processor="Sam3",

@@ -194,8 +194,9 @@ def _family_settings(family: Family, config: Any) -> dict[str, Any]:
     else:
         multiple = multiple_of(family, config)
         # RF-DETR has one size for each position table, rounded up to its windows.
-        side = family.size or -(-_one(_backbone(config).image_size) // multiple) * multiple
-        size = {"height": side, "width": side}
+        side = 0 if family.size else -(-_one(_backbone(config).image_size) // multiple) * multiple
+        height, width = family.size or (side, side)
+        size = {"height": height, "width": width}
     return {"size": size, "do_normalize": family.normalize, "do_pad": family.mask or family.processor == "Owlv2"}
 
 

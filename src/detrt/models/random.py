@@ -370,7 +370,7 @@ def load_random(ref: str, *, labels: Path | str | None = None, tokenizer: Path |
     module = build(family, settings, settle=size != "tiny")
     names = read_labels(labels, int(module.config.num_labels)) if labels else None
     # D-FINE-seg is of its authors alone, who resize otherwise than transformers does for a D-FINE.
-    entry = d_fine.input_spec(module.config) if family.name == "d_fine" else read_input_spec(None, family, module.config)
+    entry = d_fine.input_spec(module.config, family) if family.name == "d_fine" else read_input_spec(None, family, module.config)
     spec = make_spec(family, module, entry, names)
     provenance = Provenance(ref, "", sum(p.numel() for p in module.parameters()), versions=versions())
     return Source(module, replace(spec, name=ref.removeprefix("random:").replace("/", "-")), family, provenance)
@@ -844,7 +844,7 @@ def load_random_dino(ref: str, *, labels: Path | str | None = None) -> Source:
     family = replace(BY_NAME[family_name], **dino.family_facts(config.backbone))
     classes = module.config.num_labels
     names = read_labels(labels, classes) if labels else labels_for(classes) or {i: str(i) for i in range(classes)}
-    spec = make_spec(family, module, dino.input_spec(module.config), names)
+    spec = make_spec(family, module, dino.input_spec(module.config, family), names)
     provenance = Provenance(ref, "", sum(p.numel() for p in module.parameters()), versions=versions())
     return Source(module, replace(spec, name=ref.removeprefix("random:").replace("/", "-")), family, provenance)
 

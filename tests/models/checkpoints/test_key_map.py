@@ -100,7 +100,7 @@ def test_what_no_tensor_of_an_rf_detr_tells_is_the_published_value(name, windows
     report = LoadReport()
     with torch.device("meta"):
         found = rf_detr.settings(Shapes(meta_state(f"rf_detr_{name}"), name), {}, "rf_detr", report)
-    assert (found["backbone_config"]["num_windows"], found["family"]["size"]) == (windows, side)
+    assert (found["backbone_config"]["num_windows"], found["family"]["size"]) == (windows, (side, side))
     assert (found["decoder_self_attention_heads"], found["decoder_cross_attention_heads"]) == heads
     assert f"{windows} windows" in report.notes[0] and f"{heads[0]} and {heads[1]} heads" in report.notes[0]
 
@@ -183,3 +183,57 @@ def test_an_ecpose_is_refused():
     state = {**random_state("ecdet_s"), "decoder.keypoint_embedding.weight": torch.zeros(17, 192)}
     with pytest.raises(SourceError, match="an ECPose of EdgeCrafter, for keypoints"):
         load(state, "ecdet", {}, "x")
+
+
+# Sides of the input in training, whose cells one table holds: squares, both orders, and two with the count of 640x640.
+TRAINED = ((320, 320), (640, 640), (512, 768), (768, 512), (320, 1280), (1280, 320), (800, 1344), (32, 64))
+OF_THE_SIDES = {
+    "rtdetr_r18vd_6x_coco": (8, 16, 32),
+    "rtdetrv2_hgnetv2_l_6x_coco": (8, 16, 32),
+    "dfine_hgnetv2_n_coco": (16, 32),
+    "rtv4_hgnetv2_s_coco": (8, 16, 32),
+    "deimv2_hgnetv2_pico_coco": (16, 32),
+    "deimv2_dinov3_s_coco": (8, 16, 32),
+    "ecdet_s": (8, 16, 32),
+}
+
+
+def anchors(size: tuple[int, int], strides: tuple[int, ...]) -> torch.Tensor:
+    """transformers' table, which is that of the authors."""
+    from transformers import RTDetrV2Model
+
+    return RTDetrV2Model.generate_anchors(object.__new__(RTDetrV2Model), tuple((size[0] // s, size[1] // s) for s in strides))[0]
+
+
+def sizes_in_settings(name: str, table: torch.Tensor) -> tuple[int, int]:
+    state = {**meta_state(name), "decoder.anchors": table}
+    variant = recognise(state)
+    for key, tensor in random_state(name).items():
+        if key.endswith(("num_points_scale", "decoder.up", "decoder.reg_scale")):
+            state[key] = tensor
+    return FORMATS[variant].module.settings(Shapes(state, name), {}, variant, LoadReport())["family"]["size"]
+
+
+@pytest.mark.parametrize("size", TRAINED, ids=lambda size: "x".join(map(str, size)))
+@pytest.mark.parametrize("name", OF_THE_SIDES)
+def test_the_size_of_training_is_read_from_the_table_of_anchors(name, size):
+    table = anchors(size, OF_THE_SIDES[name])
+    assert sizes_in_settings(name, table) == size
+    assert sizes_in_settings(name, table.half()) == size
+
+
+def test_a_size_of_training_shapes_the_input(tmp_path):
+    name = "dfine_hgnetv2_n_coco"
+    _, row, report = load({**random_state(name), "decoder.anchors": anchors((512, 768), (16, 32))}, "deim", {}, "x")
+    assert row.size == (512, 768) and "size 512x768" in report.line()
+
+
+@pytest.mark.parametrize("rows", (7, 2101, 8399))
+def test_a_table_of_no_size_is_refused(rows):
+    with pytest.raises(SourceError, match=rf"decoder\.anchors' has {rows} rows.*eval_spatial_size"):
+        sizes_in_settings("ecdet_s", torch.zeros(1, rows, 4))
+
+
+def test_a_table_with_other_numbers_is_refused():
+    with pytest.raises(SourceError, match="another eval_spatial_size, which detrt does not run, or is damaged"):
+        sizes_in_settings("ecdet_s", torch.zeros(1, 8400, 4))

@@ -13,7 +13,7 @@ A format is a module of this package. It has
 and, where it needs them: RELATIVES (key pattern -> the related model that it tells, which is refused),
 build(settings, variant), facts(settings), values(shapes) (tensors in the module's form instead of the file's),
 prepare(module, shapes) before the weights are copied, finish(module) and check(module, shapes) after it, and
-input_spec(config, attend_padding=...).
+input_spec(config, family, attend_padding=...).
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def load(state: Mapping[str, Tensor], variant: str, args: Mapping[str, Any], ref
     dilated = bool(settings.pop("dilation", False))
     report.inferred = format_.facts(settings) if hasattr(format_, "facts") else _facts(settings, dilated)
     if "size" in changes:
-        report.inferred["size"] = family.size
+        report.inferred["size"] = "x".join(map(str, family.size or ()))
     module = _without_initial_weights(
         lambda: format_.build(settings, variant) if hasattr(format_, "build") else _build(family, variant, settings, ref)
     )
@@ -189,7 +189,7 @@ def spec_of(
     report.notes.append(note)
     format_ = FORMATS[variant].module
     if hasattr(format_, "input_spec"):
-        entry = format_.input_spec(config, attend_padding=getattr(module, "attend_padding", False))
+        entry = format_.input_spec(config, family, attend_padding=getattr(module, "attend_padding", False))
     else:
         entry = read_input_spec(None, family, config)
     return make_spec(family, module, entry, names)

@@ -7,11 +7,11 @@ from typing import Any
 
 from ...errors import SourceError
 from ...spec import InputSpec
-from ..families import BY_NAME
+from ..families import Family
 from ..preprocessor import read_input_spec
 from ..source import MASK_CLASS
 from .key_map import LoadReport, Table
-from .rt_detr import ATTENTION, ENCODER_LAYER, PROJECTIONS, SELECTION, TABLES_OF_SIZE, hgnet_table, hybrid, prepare
+from .rt_detr import ATTENTION, ENCODER_LAYER, PROJECTIONS, SELECTION, TABLES_OF_SIZE, hgnet_table, hybrid, prepare, trained_size
 from .shapes import Shapes, hgnet, levels_of, points_of
 
 __all__ = ["SKIPPED", "TABLE", "input_spec", "prepare", "recognise", "settings", "table"]
@@ -107,6 +107,7 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
             "--family rt_detr_v4"
         )
     found = {**hybrid(shapes, report), **refinement(shapes)}
+    found["family"] = trained_size(shapes, found["feat_strides"])
     found["backbone_config"] = hgnet(shapes)
     found["backbone_config"]["out_features"] = levels_of(
         found["backbone_config"]["hidden_sizes"], found["encoder_in_channels"], shapes.ref
@@ -126,9 +127,9 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
     return found
 
 
-def input_spec(config: Any, *, attend_padding: bool = False) -> InputSpec:
+def input_spec(config: Any, family: Family, *, attend_padding: bool = False) -> InputSpec:
     """The authors' preprocessing. D-FINE-seg resizes with OpenCV's INTER_LINEAR, which does not antialias."""
-    entry = read_input_spec(None, BY_NAME["d_fine"], config)
+    entry = read_input_spec(None, family, config)
     masks = any(name.endswith(MASK_CLASS) for name in config.architectures or ())
     return replace(entry, antialias=False, dtype="float32") if masks else entry
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import SourceError
 from .d_fine import COMPUTED, DECODER, ENCODER, block_table, refinement
 from .key_map import LoadReport
-from .rt_detr import hgnet_table, hybrid, leave_out
+from .rt_detr import hgnet_table, hybrid, leave_out, trained_size
 from .shapes import Shapes, hgnet, levels_of
 
 if TYPE_CHECKING:
@@ -242,15 +242,5 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
         "hidden_expansion": shapes.size(f"{block}.cv2.0.conv1.conv.weight") / neck,
         "depth_mult": shapes.count(f"{block}.cv2.0.bottlenecks.#.") / 3,
     }
-    side = trained_side(shapes, strides)
-    if side:
-        found["family"]["size"] = side
+    found["family"] |= trained_size(shapes, strides)
     return found
-
-
-def trained_side(shapes: Shapes, strides: list[int]) -> int | None:
-    """Side of the square input that the file's anchor table was made for."""
-    if "decoder.anchors" not in shapes:
-        return None
-    count = shapes.size("decoder.anchors", 1)
-    return next((s for s in range(32, 4097, 32) if sum((s // stride) ** 2 for stride in strides) == count), None)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import SourceError
 from ...spec import InputSpec
-from ..families import IMAGENET_MEAN, IMAGENET_STD
+from ..families import IMAGENET_MEAN, IMAGENET_STD, Family
 from .key_map import LoadReport, Table
 from .shapes import Shapes
 
@@ -211,7 +211,7 @@ def build(found: dict[str, Any], variant: str) -> nn.Module:
     return CoDino(config, attend_padding=attend_padding) if variant == "co_dino" else Dino(config)
 
 
-def input_spec(config: DinoConfig, *, attend_padding: bool = False) -> InputSpec:
+def input_spec(config: DinoConfig, family: Family, *, attend_padding: bool = False) -> InputSpec:
     """Preprocessing by the published configs. attend_padding: of a model for one square canvas."""
     entry: dict[str, Any] = {"rescale": 1 / 255, "mean": IMAGENET_MEAN, "std": IMAGENET_STD, "mask": True, "dynamic": True}
     if attend_padding:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..source import EC_CLASS, MASK_CLASS
 from .d_fine import COMPUTED, DECODER, ENCODER, FEED_FORWARD, refinement
-from .deimv2 import BLOCKS, DECODER_PROJECTIONS, VIT, frequencies, trained_side, vit, vit_table
+from .deimv2 import BLOCKS, DECODER_PROJECTIONS, VIT, frequencies, vit, vit_table
 from .key_map import LoadReport, Table
 from .rf_detr import MASK_BLOCK, MASK_QUERIES
-from .rt_detr import hybrid
+from .rt_detr import hybrid, trained_size
 from .shapes import Shapes
 
 if TYPE_CHECKING:
@@ -74,7 +74,5 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
     }
     if f"{_MASKS}bias" in shapes:
         found |= {"architectures": [f"{EC_CLASS}{MASK_CLASS}"], "mask_downsample_ratio": _MASK_STRIDE}
-    side = trained_side(shapes, found["feat_strides"])
-    if side:
-        found["family"]["size"] = side
+    found["family"] |= trained_size(shapes, found["feat_strides"])
     return found

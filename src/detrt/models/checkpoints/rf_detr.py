@@ -142,7 +142,7 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
         "decoder_cross_attention_heads": cross_heads,
         "decoder_n_points": shapes.size("transformer.decoder.layers.0.cross_attn.attention_weights.weight") // cross_heads,
         "num_feature_levels": 1,
-        "family": {"size": resolution},
+        "family": {"size": (resolution, resolution)},
     }
 
 

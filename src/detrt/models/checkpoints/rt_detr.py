@@ -182,6 +182,7 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
             f"has {found}: it is of another family, leave --family out"
         )
     found = hybrid(shapes, report)
+    found["family"] = trained_size(shapes, found["feat_strides"])
     backbone = presnet(shapes) if residual else hgnet(shapes, last="aggregation_excitation_conv")
     backbone["out_features"] = levels_of(backbone["hidden_sizes"], found["encoder_in_channels"], shapes.ref)
     found["backbone_config"] = backbone
@@ -243,6 +244,43 @@ def hybrid(shapes: Shapes, report: LoadReport, queries: int = 300) -> dict[str, 
         ),
         "num_denoising": 100 if "decoder.denoising_class_embed.weight" in shapes else 0,
     }
+
+
+def trained_size(shapes: Shapes, strides: list[int]) -> dict[str, tuple[int, int]]:
+    """`size` (height, width) of the input that the file's table of anchors was made for; empty where it tells none.
+
+    A row of the table is the logit of the centre of a cell, level by level and line by line, or infinite (the largest number) near an edge.
+
+    Raises:
+        SourceError: a table of other sides than multiples of the last stride.
+    """
+    import torch
+
+    if "decoder.anchors" not in shapes or shapes.state["decoder.anchors"].ndim != 3:
+        return {}
+    rows = shapes.state["decoder.anchors"][0, :, :2].double()
+    last = strides[-1]
+    cells, rest = divmod(len(rows), sum((last // stride) ** 2 for stride in strides))
+    known = (rows.abs() < 20).all(-1)
+
+    def distance(height: int, width: int) -> float:
+        centres = [
+            torch.stack([x.flatten() / w, y.flatten() / h], -1)
+            for h, w in ((height * last // stride, width * last // stride) for stride in strides)
+            for y, x in [torch.meshgrid(torch.arange(h) + 0.5, torch.arange(w) + 0.5, indexing="ij")]
+        ]
+        # Up to the precision of half a file; a table of other sides is further off by a hundred times.
+        return float((torch.cat(centres).double() - rows.sigmoid())[known].abs().amax()) if known.any() else 0.0
+
+    shaped = [(distance(h, cells // h), h) for h in range(1, cells + 1) if cells % h == 0] if not rest else []
+    error, height = min(shaped, key=lambda one: (one[0], abs(one[1] ** 2 - cells)), default=(1.0, 0))
+    if error > 2e-3:
+        raise SourceError(
+            f"'{shapes.ref}': 'decoder.anchors' has {len(rows)} rows, which are the cells of no input whose sides are multiples of "
+            f"{last} (strides {strides}): it was trained with another eval_spatial_size, which detrt does not run, or is damaged. Save "
+            "the file without that key to run it at the published size"
+        )
+    return {"size": (height * last, cells // height * last)}
 
 
 def prepare(module: nn.Module, shapes: Shapes) -> None:
