@@ -450,7 +450,7 @@ class _Builder:
             self.warnings.append(f"the text encoder stays with ONNX Runtime, because no engine of it could be built: {error}")
 
     def _compare_engine(self, name: str, config: EngineConfig, precision: Precision) -> None:
-        from .evaluation.engine_check import compare_engine
+        from .backends.tensorrt.compare import compare_engine
 
         start = time.perf_counter()
         found = compare_engine(

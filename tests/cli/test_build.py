@@ -19,10 +19,10 @@ from precision_graphs import pixel_model
 from detrt import Bundle, graph, pipeline
 from detrt.backends.engine_check import EngineCheck, EngineRow
 from detrt.backends.tensorrt import BuiltEngine, EngineConfig, speed
+from detrt.backends.tensorrt import compare as engine_compare
 from detrt.bundle import EngineFacts, read_sidecar, write_sidecar
 from detrt.data.matching import gate_for
 from detrt.errors import EngineError
-from detrt.evaluation import engine_check
 from detrt.precision import PrecisionConfig
 from detrt.precision.apply import apply_precision
 from detrt.precision.proof import count_macs
@@ -397,7 +397,7 @@ def test_an_engine_that_detects_something_else_is_not_handed_over(cli, place, mo
 
     monkeypatch.setattr(pipeline, "build_engine", write_engine)
     monkeypatch.setattr(pipeline, "_check_installed", lambda engines, checkpoint: None)
-    monkeypatch.setattr(engine_check, "compare_engine", lambda *_, **__: EngineCheck(rows, gate_for("fp32")))
+    monkeypatch.setattr(engine_compare, "compare_engine", lambda *_, **__: EngineCheck(rows, gate_for("fp32")))
     before = snapshot(place)
     build = ["build", "model.onnx", "-o", "wrong", "--target", "tensorrt"]
     cli.refused(*build, names="40 of 50 detections matched, at batch 1, 8x8 0 of 10", advice="--no-check", code=3)

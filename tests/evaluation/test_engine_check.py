@@ -15,9 +15,9 @@ from detrt.backends.engine_check import EngineCheck, EngineRow, compare_sessions
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.open import open_session
 from detrt.backends.prompted import PromptedSession
+from detrt.backends.tensorrt import compare as engine_compare
+from detrt.backends.tensorrt.compare import compare_engine
 from detrt.data.matching import gate_for
-from detrt.evaluation import engine_check
-from detrt.evaluation.engine_check import compare_engine
 from detrt.export import export_onnx
 from detrt.graph.msda_plugin import emit
 from detrt.graph.selections import return_selections
@@ -39,7 +39,7 @@ def engine(monkeypatch):
         session._info = replace(session.info, profile=PROFILE, max_batch=3)
         return reference.with_sessions(session, reference.text_encoder) if isinstance(reference, PromptedSession) else session
 
-    monkeypatch.setattr(engine_check, "open_engine_beside", open_engine_beside)
+    monkeypatch.setattr(engine_compare, "open_engine_beside", open_engine_beside)
     for name in ("SCENES", "OTHER_SCENES"):  # one batch at each shape
         monkeypatch.setattr(f"detrt.backends.engine_check.{name}", 1)
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from ..system import Ability
+
+if TYPE_CHECKING:
+    from .search import Opener
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +30,37 @@ class Build:
 class Target:
     """A backend. Rows are made without importing what runs it.
 
-    name: as `open_session` takes it. kind: of its files in a bundle. builds: what can be built for it, best first.
-    abilities: what `doctor` looks for.
+    Attributes:
+        name: as `open_session` takes it. others: more names of it, which choose among its libraries.
+        kind: of its files in a bundle, and of a file alone. suffixes: by which a file alone is known.
+        words: what such a file is, with its article.
+        opener: module and name of its `Opener`, such as "detrt.backends.openvino.opening:OPENER".
+        devices: kinds of device for which it is taken where no backend is named.
+        reads_load: a file may need to be told how it is read (`LoadOptions`). takes_spec: and its spec.
+        tuning: arguments of `open_session` that are for it alone. title: its name in messages about them.
+        builds: what can be built for it, best first.
+        abilities: what `doctor` looks for.
     """
 
     name: str
     kind: str
+    words: str
+    opener: str
+    suffixes: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    reads_load: bool = False
+    takes_spec: bool = False
+    tuning: tuple[str, ...] = ()
+    title: str = ""
     builds: tuple[Build, ...] = ()
     abilities: tuple[Ability, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.others)
+
+    def opened_by(self) -> Opener:
+        """Its `Opener`; imports the module that has it."""
+        module, _, name = self.opener.partition(":")
+        return getattr(import_module(module), name)  # type: ignore[no-any-return]

@@ -6,10 +6,22 @@ from ..bundle import Bundle
 from ..errors import install_hint
 from ..spec import Precision
 from ..system import PACKAGES, Ability, able
-from . import inductor, onnxruntime, openvino, tensorrt
+from . import checkpoint, inductor, onnxruntime, openvino, tensorrt
 from .target import Build, Target
 
 TARGETS: tuple[Target, ...] = (tensorrt.TARGET, inductor.TARGET, openvino.TARGET, onnxruntime.TARGET)  # best first
+GRAPH = onnxruntime.TARGET  # runs what every bundle has, and what lies beside a detector
+CHECKPOINT = checkpoint.TARGET  # of what no bundle has
+
+
+def row_of(kind: str) -> Target | None:
+    """The backend of a kind of file; None: a bundle."""
+    return next((target for target in (*TARGETS, CHECKPOINT) if target.kind == kind), None)
+
+
+def backend_names() -> tuple[str, ...]:
+    """What `open_session` takes as `backend`."""
+    return ("auto", *(name for target in (*reversed(TARGETS), CHECKPOINT) for name in target.names))
 
 
 def abilities() -> list[Ability]:

@@ -16,6 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch._inductor.config
 
+from detrt.backends.compare import output_differences
 from detrt.backends.inductor.build import check_packages, check_ready, fixed_spec
 from detrt.backends.inductor.capture import CapturedGraph, capture
 from detrt.backends.inductor.compile import compile_artifact, options_for
@@ -26,7 +27,7 @@ from detrt.backends.inductor.package import load_package
 from detrt.backends.inductor.passes import prepare, simplify
 from detrt.backends.inductor.session import InductorSession
 from detrt.backends.inductor.types import low_fraction, lower_types
-from detrt.backends.inductor.worker import _require_batches, differences
+from detrt.backends.inductor.worker import _require_batches, named
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.open import open_session
 from detrt.bench.config import BenchConfig
@@ -102,7 +103,7 @@ def test_passes_keep_the_function(name):
     captured, (before, selected), count = simplified(name)
     assert bool(selected) == (name == "rt_detr_v2")
     after, _ = selecting(captured, selected)
-    assert max(differences(captured.outputs, before, after, 1e-4).values()) <= 1e-4
+    assert max(output_differences(named(captured.outputs, before), named(captured.outputs, after), 1e-4).values()) <= 1e-4
     assert len(captured.graph.graph.nodes) < count * 0.8
     assert not any("batch_norm" in target for target in names(captured)), "BatchNorm belongs into the convolutions"
 

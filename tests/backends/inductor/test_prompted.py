@@ -12,9 +12,10 @@ torch = pytest.importorskip("torch")
 
 from text_cases import model_spec, text_spec
 
+from detrt.backends.compare import output_differences
 from detrt.backends.inductor.build import check_ready
 from detrt.backends.inductor.config import InductorConfig
-from detrt.backends.inductor.worker import differences
+from detrt.backends.inductor.worker import named
 from detrt.cli import main
 from detrt.errors import EngineError
 
@@ -49,14 +50,19 @@ def test_queries_that_tie_may_change_places():
     logits[:, :, 4] = -torch.inf
     order = torch.tensor([0, 2, 1, 3, 4, 5, 8, 7, 6])
     names = ("logits", "pred_boxes")
-    moved = differences(names, [logits, boxes], [logits[:, order] + 1e-6, boxes[:, order]], 1e-3)
+    moved = output_differences(named(names, [logits, boxes]), named(names, [logits[:, order] + 1e-6, boxes[:, order]]), 1e-3)
     assert max(moved.values()) < 1e-4
     # Another query is another query, whatever its place.
     wrong = boxes.clone()
     wrong[1, 3] += 0.3
-    assert differences(names, [logits, boxes], [logits, wrong], 1e-3)["pred_boxes"] > 0.1
+    assert output_differences(named(names, [logits, boxes]), named(names, [logits, wrong]), 1e-3)["pred_boxes"] > 0.1
     same = boxes[:, [0, 0, 2, 3, 4, 5, 6, 7, 8]]
-    assert differences(names, [logits, boxes], [logits[:, [0, 0, 2, 3, 4, 5, 6, 7, 8]], same], 1e-3)["logits"] > 0.1
+    assert (
+        output_differences(named(names, [logits, boxes]), named(names, [logits[:, [0, 0, 2, 3, 4, 5, 6, 7, 8]], same]), 1e-3)[
+            "logits"
+        ]
+        > 0.1
+    )
 
 
 @pytest.mark.slow

@@ -12,10 +12,10 @@ onnx = pytest.importorskip("onnx", reason="onnx is not installed: the models are
 from onnx_models import CLASSES, QUERIES, make_model, make_spec
 
 from detrt import files
-from detrt.backends import open as sessions
 from detrt.backends.base import Session
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.open import kind_of, open_session
+from detrt.backends.tensorrt import opening as sessions
 from detrt.bundle import Bundle, BundleFile, EngineFacts, Provenance
 from detrt.detector import Detector
 from detrt.errors import EngineError, SessionError, SpecError

@@ -23,10 +23,11 @@ from serve_support import png
 
 from detrt.backends.compare import output_differences
 from detrt.backends.onnxruntime.session import OnnxSession
-from detrt.backends.open import PREFERRED_ON_CPU, open_session
+from detrt.backends.open import open_session
 from detrt.backends.openvino import build as builder
 from detrt.backends.openvino import runtime, worker
 from detrt.backends.openvino.config import OpenVinoConfig, OpenVinoRun, model_name
+from detrt.backends.openvino.opening import PREFERRED_ON_CPU
 from detrt.backends.openvino.session import OpenVinoSession
 from detrt.backends.prompted import PromptedSession
 from detrt.bundle import Bundle, CpuSpeed

@@ -12,10 +12,11 @@ from cli_support import Cli, check_refusal, write_images, write_onnx
 from fake_tensorrt import FakeCuda, fake_engine_bytes, fake_trt
 
 from detrt import build, bundle, files, open_session
-from detrt.backends import open as sessions
 from detrt.backends.engine_check import OTHER_SCENES, SCENES
+from detrt.backends.onnxruntime import opening as onnx_opening
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.tensorrt import TensorRTSession
+from detrt.backends.tensorrt import opening as sessions
 from detrt.bundle import Bundle, BundleFile, EngineFacts
 from detrt.errors import GateError, MissingPackageError
 
@@ -112,7 +113,7 @@ def test_without_a_graph_or_a_cache_nothing_is_compared(engine, cache, monkeypat
         raise MissingPackageError("onnxruntime", "run", "an ONNX file")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sessions, "OnnxSession", missing)
+        patch.setattr(onnx_opening, "OnnxSession", missing)
         with open_session(folder) as session:
             assert "was not compared with its graph" in session.info.note and "onnxruntime" in session.info.note
     assert not list(cache.glob("*.json")) and not wrong.runs

@@ -22,9 +22,9 @@ from fake_tensorrt import FakeCuda, fake_engine_bytes, fake_trt
 from text_models import write_text_model
 
 from detrt import Detector, bundle, files, open_session
-from detrt.backends import open as sessions
 from detrt.backends.prompted import PromptedSession
 from detrt.backends.tensorrt import TensorRTSession
+from detrt.backends.tensorrt import opening as sessions
 from detrt.bundle import Bundle, BundleFile, EngineFacts, Provenance
 from detrt.errors import EngineError, PromptError, SpecError
 

@@ -277,7 +277,6 @@ def test_runtime_cache_is_written_and_read(tmp_path):
 
 def test_comparisons_wait_for_all_kernels(tmp_path, monkeypatch):
     """Until its kernels are compiled, TensorRT-RTX runs slower ones, whose rounding differs."""
-    from detrt.backends import tensorrt
     from detrt.evaluation.models import open_side
 
     chosen = []
@@ -286,7 +285,7 @@ def test_comparisons_wait_for_all_kernels(tmp_path, monkeypatch):
         chosen.append(options["specialization"])
         return open_fake(path, **options)[0]
 
-    monkeypatch.setattr(tensorrt, "TensorRTSession", opened)
+    monkeypatch.setattr("detrt.backends.tensorrt.session.TensorRTSession", opened)
     open_session(write(tmp_path)).close()
     open_side(str(write(tmp_path))).session.close()
     assert chosen == ["lazy", "eager"]

@@ -7,5 +7,13 @@ from ..target import Build, Target
 _HERE = Ability("build and run compiled packages on a GPU", ("torch", "transformers"), on_gpu=True)
 
 TARGET = Target(
-    name="inductor", kind="inductor", builds=(Build("inductor", _HERE, device="cuda", from_checkpoint=True),), abilities=(_HERE,)
+    name="inductor",
+    kind="inductor",
+    words="a compiled package",
+    opener=f"{__name__}.opening:OPENER",
+    suffixes=(".pt2",),
+    devices=("cuda",),
+    title="PyTorch's compiler",
+    builds=(Build("inductor", _HERE, device="cuda", from_checkpoint=True),),
+    abilities=(_HERE,),
 )

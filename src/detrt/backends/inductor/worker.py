@@ -109,21 +109,24 @@ def _run(run: Run, inputs: Sequence[Tensor]) -> list[Tensor]:
     return [t.float().cpu() for t in run(*inputs)]
 
 
+def named(names: Sequence[str], tensors: Sequence[Tensor]) -> Outputs:
+    """Outputs by name, as arrays."""
+    return {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
+
+
 def _differences_of(
     captured: CapturedGraph, inputs: Sequence[Tensor], expected: Sequence[Tensor], outputs: Sequence[Tensor], precision: Precision
 ) -> dict[str, float]:
     """Output -> difference of a package; in FP32 to PyTorch with the selections of the package, where they differ by ties."""
-    limit = precision.output_tolerance
-
-    def named(tensors: Sequence[Tensor]) -> list[Outputs]:
-        return [{name: tensor.numpy() for name, tensor in zip(captured.outputs, tensors, strict=True)}]
+    names, limit = captured.outputs, precision.output_tolerance
+    got = named(names, outputs)
 
     def follow() -> tuple[list[Outputs], list[Outputs]] | None:
         if precision.bits != 32:
             return None
-        return named(run_with_ties(captured.graph, inputs, expected, outputs, limit)), named(outputs)
+        return [named(names, run_with_ties(captured.graph, inputs, expected, outputs, limit))], [got]
 
-    return differences_of_runs(named(expected), named(outputs), limit, follow)
+    return differences_of_runs([named(names, expected)], [got], limit, follow)
 
 
 def _require_batches(

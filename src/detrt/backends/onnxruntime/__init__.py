@@ -2,4 +2,16 @@
 
 from ..target import Build, Target
 
-TARGET = Target(name="onnxruntime", kind="onnx", builds=(Build("onnx"),))
+TARGET = Target(
+    name="onnxruntime",
+    kind="onnx",
+    words="an ONNX file",
+    opener=f"{__name__}.opening:OPENER",
+    suffixes=(".onnx",),
+    others=("onnxruntime-rtx",),
+    devices=("cpu", "cuda", "tensorrt"),
+    reads_load=True,
+    takes_spec=True,
+    title="ONNX Runtime",
+    builds=(Build("onnx"),),
+)

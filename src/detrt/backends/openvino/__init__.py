@@ -5,4 +5,15 @@ from ..target import Build, Target
 
 _HERE = Ability("build and run OpenVINO models", ("openvino",))
 
-TARGET = Target(name="openvino", kind="openvino", builds=(Build("openvino", _HERE),), abilities=(_HERE,))
+TARGET = Target(
+    name="openvino",
+    kind="openvino",
+    words="an OpenVINO model",
+    opener=f"{__name__}.opening:OPENER",
+    suffixes=(".xml",),
+    devices=("cpu", "xpu", "npu"),
+    tuning=("performance", "streams"),
+    title="OpenVINO",
+    builds=(Build("openvino", _HERE),),
+    abilities=(_HERE,),
+)

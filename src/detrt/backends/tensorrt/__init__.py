@@ -23,6 +23,11 @@ _TENSORRT = Ability("build and run TensorRT engines", ("tensorrt", _CUDA), on_gp
 TARGET = Target(
     name="tensorrt",
     kind="engine",
+    words="a TensorRT engine",
+    opener=f"{__name__}.opening:OPENER",
+    suffixes=(".engine", ".plan", ".trt"),
+    devices=("cuda",),
+    title="TensorRT",
     builds=(Build("tensorrt-rtx", _RUN_RTX), Build("tensorrt", _TENSORRT)),
     abilities=(
         Ability(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from ..backends.engine_check import EngineCheck, compare_sessions
-from ..backends.open import open_engine_beside, open_following, open_session
-from ..spec import SELECTION
+from ...spec import SELECTION
+from ..base import BaseSession
+from ..engine_check import EngineCheck, compare_sessions
+from ..onnxruntime.session import OnnxSession
+from ..open import open_session
+from ..prompted import PromptedSession, model_spec
+from .opening import open_engine
 
 
 def compare_engine(
@@ -44,3 +49,37 @@ def compare_engine(
             reference = open_following(reference, graph)
             closing.callback(reference.close)
         return compare_sessions(reference, candidate, precision, progress=progress)
+
+
+def open_engine_beside(reference: BaseSession, engine: Path, text_engine: Path | None = None) -> BaseSession:
+    """An engine, with the tokenizer of another session of the same model where it takes a prompt.
+
+    text_engine: of its text encoder; None: the encoder of `reference`.
+    """
+    detector = open_engine(engine)
+    if not isinstance(reference, PromptedSession):
+        return detector
+    encoder = reference.text_encoder
+    if encoder is not None and text_engine is not None:
+        try:
+            encoder = open_engine(text_engine)
+        except BaseException:
+            detector.close()
+            raise
+    return reference.with_sessions(detector, encoder)
+
+
+def open_following(reference: BaseSession, graph: Path) -> BaseSession:
+    """The graph of a session, opened to take the selections of another run as inputs; see `graph.selections.take_selections`.
+
+    Raises:
+        GraphError: a graph of 2 GB or more.
+    """
+    from ...graph import load, save
+    from ...graph.selections import take_selections
+
+    with tempfile.TemporaryDirectory(prefix="detrt-") as folder:
+        path = Path(folder) / graph.name
+        save(take_selections(load(graph)), path)
+        detector = OnnxSession(path, model_spec(reference), rounded=True)
+    return reference.with_sessions(detector, reference.text_encoder) if isinstance(reference, PromptedSession) else detector

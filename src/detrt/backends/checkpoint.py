@@ -1,0 +1,50 @@
+"""Opening checkpoints in PyTorch, the reference of all comparisons."""
+
+from __future__ import annotations
+
+import os
+
+from ..bundle import BundleFile
+from ..errors import DetrtError, MissingPackageError, SessionError
+from ..system import CPU
+from .base import BaseSession
+from .search import Opener, OpenOptions, Search
+from .target import Target
+
+TARGET = Target(
+    name="torch",
+    kind="checkpoint",
+    words="a checkpoint",
+    opener="detrt.backends.checkpoint:OPENER",
+    reads_load=True,
+    title="PyTorch",
+)
+
+
+class CheckpointOpener(Opener):
+    """Opens checkpoints, which no bundle has."""
+
+    def open_file(self, path: str | os.PathLike, options: OpenOptions) -> BaseSession:
+        """path: a reference, such as hf:org/name."""
+        try:
+            from ..models.load import load_source
+            from .torch import open_torch
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("detrt"):
+                raise
+            raise MissingPackageError(error.name or "torch", "export", "running a checkpoint") from None
+
+        source = load_source(os.fspath(path), options.load)
+        session = open_torch(source, device=options.device or CPU)
+        for note in source.notes:
+            session.add_note(note)
+        return session
+
+    def choose(self, search: Search) -> tuple[BaseSession, BundleFile] | None:
+        return None
+
+    def refusal(self, search: Search) -> DetrtError:
+        return SessionError(f"'{search.bundle.folder}' is a bundle and no checkpoint")
+
+
+OPENER = CheckpointOpener()

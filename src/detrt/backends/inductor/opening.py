@@ -1,0 +1,45 @@
+"""Opening packages of PyTorch's compiler: alone, and of a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...bundle import BundleFile
+from ...errors import DetrtError, EngineError, MissingPackageError, SessionError
+from ..base import BaseSession
+from ..search import Opener, OpenOptions, Search
+from .session import InductorSession, SizedSession
+
+
+class PackageOpener(Opener):
+    """Opens packages; several of one kind of device are one session of several sizes."""
+
+    def open_file(self, path: Path, options: OpenOptions) -> BaseSession:
+        return InductorSession(path, device=options.device)
+
+    def choose(self, search: Search) -> tuple[BaseSession, BundleFile] | None:
+        """The packages of the first kind of device that run here, those of a GPU first."""
+        bundle = search.bundle
+        opened: list[InductorSession] = []
+        entries: list[BundleFile] = []
+        for entry in sorted(bundle.of_kind("inductor"), key=lambda e: e.engine is None or not e.engine.compute_capabilities):
+            if opened and (entry.engine is None or entry.engine.target != opened[0].facts.target):
+                continue
+            path = bundle.checked_path(entry)
+            try:
+                opened.append(InductorSession(path, bundle.spec, entry.engine, device=search.options.device))
+                entries.append(entry)
+            except (EngineError, MissingPackageError, SessionError) as error:
+                search.reasons.append(f"{entry.path}: {error}")
+        if not opened:
+            return None
+        return SizedSession(opened) if len(opened) > 1 else opened[0], entries[0]
+
+    def refusal(self, search: Search) -> DetrtError:
+        folder, why = search.bundle.folder, "; ".join(search.reasons) or "it holds none"
+        return EngineError(
+            f"no compiled package of the bundle '{folder}' can run here: {why}. Build one with: detrt build {folder} --target inductor"
+        )
+
+
+OPENER = PackageOpener()

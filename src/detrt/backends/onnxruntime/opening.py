@@ -1,0 +1,105 @@
+"""Opening ONNX files: alone, of a bundle, and of other exporters; and the parts that run with ONNX Runtime beside another backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...bundle import BundleFile
+from ...errors import DetrtError, SessionError, SpecError
+from ...spec import ModelSpec
+from ...system import CPU
+from ..base import BaseSession
+from ..search import Opener, OpenOptions, Search, only, refuse_load_options
+from .rtx import BACKEND as RTX
+from .session import NoSpecError, OnnxSession, run_graph
+
+
+class OnnxOpener(Opener):
+    """Opens ONNX files. It is the last of the list: every bundle has one."""
+
+    def open_file(self, path: Path, options: OpenOptions) -> BaseSession:
+        """An ONNX file with its spec, or one of another exporter in detrt's contract."""
+        provider, threads = provider_of(options), options.threads
+        try:
+            session = OnnxSession(path, options.spec, provider=provider, threads=threads, rounded=options.rounded)
+        except NoSpecError:
+            from ...models.foreign import read_foreign
+
+            foreign = read_foreign(path, options.load, run_graph)
+            session = OnnxSession(foreign.contract().SerializeToString(), foreign.spec, provider=provider, threads=threads)
+            session.name = f"'{path}'"
+            session.add_note("a graph of another exporter: " + "; ".join(foreign.notes))
+            return session
+        try:
+            refuse_load_options(f"'{path}' is an ONNX file", options.load)
+        except SpecError:
+            session.close()
+            raise
+        return session
+
+    def open_part(self, path: Path, spec: ModelSpec, options: OpenOptions) -> BaseSession:
+        """Raises SessionError: it is not there."""
+        return _open_part(path, spec, options)
+
+    def encoder_beside(self, path: Path, session: BaseSession, options: OpenOptions) -> BaseSession | None:
+        text = session.spec.text
+        assert text is not None
+        return _open_part(path.parent / text.encoder, session.spec, options, provider_of(options))
+
+    def choose(self, search: Search) -> tuple[BaseSession, BundleFile] | None:
+        bundle, options = search.bundle, search.options
+        graphs = bundle.of_kind("onnx")
+        if not graphs:
+            return None
+        provider = provider_of(options)
+        fused = [bundle.checked_path(entry) for entry in bundle.of_kind("onnx-fused")] if provider == CPU else []
+        try:
+            session = OnnxSession(
+                bundle.checked_path(graphs[0]),
+                options.spec or bundle.spec,
+                provider=provider,
+                threads=options.threads,
+                fused=next(iter(fused), None),
+                rounded=options.rounded,
+            )
+        except DetrtError as error:
+            if provider == CPU:
+                raise
+            raise SessionError(
+                f"'{bundle.folder}' cannot run on {provider}: {'; '.join([*search.reasons, str(error)])}"
+            ) from None
+        if search.reasons:
+            reasons = "; ".join(search.reasons)
+            session.add_note(f"running the ONNX file with ONNX Runtime, because no engine can run here: {reasons}")
+        return session, graphs[0]
+
+    def encoder_of(self, search: Search, session: BaseSession, entry: BundleFile) -> tuple[BaseSession | None, str]:
+        assert session.spec.text is not None
+        path = only(search.bundle, "text", session.spec.text.encoder)
+        return OnnxSession(path, session.spec, provider=provider_of(search.options), threads=search.options.threads), ""
+
+    def refusal(self, search: Search) -> DetrtError:
+        why = f" ({'; '.join(search.reasons)})" if search.reasons else ""
+        return SessionError(f"the bundle '{search.bundle.folder}' has no ONNX file to fall back to{why}; build it again")
+
+
+def _open_part(path: Path, spec: ModelSpec, options: OpenOptions, provider: str = CPU) -> BaseSession:
+    if not path.is_file():
+        raise SessionError(
+            f"there is no text encoder '{path}', which this model needs to read a prompt; copy it there from where the "
+            "model was exported, or export the model again with detrt export"
+        )
+    return OnnxSession(path, spec, provider=provider, threads=options.threads)
+
+
+def provider_of(options: OpenOptions) -> str:
+    """The execution provider, as `OnnxSession` takes it. Raises SessionError: a device that it does not run on."""
+    if options.backend != RTX:
+        return options.device or CPU
+    kind, _, number = (options.device or "cuda:0").partition(":")
+    if kind != "cuda":
+        raise SessionError(f"--backend {RTX} runs on NVIDIA's RTX GPUs, such as cuda:0; got the device {options.device!r}")
+    return f"rtx:{number or 0}"
+
+
+OPENER = OnnxOpener()

@@ -1,0 +1,88 @@
+"""Opening OpenVINO models: alone, and of a bundle, where on a CPU the ONNX file may be the faster one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...bundle import BundleFile, EngineFacts, text_encoder_beside
+from ...errors import DetrtError, EngineError, MissingPackageError, SessionError
+from ...system import CPU, processor_name
+from ..base import BaseSession
+from ..search import Opener, OpenOptions, Search
+from .session import OpenVinoSession
+
+# On a CPU a bundle's OpenVINO model comes before its ONNX file, unless the ONNX file was the faster one on this processor.
+PREFERRED_ON_CPU = "running the OpenVINO model, which was the faster one on a CPU (docs/results/cpu.md); --backend onnxruntime runs the ONNX file"
+
+
+class OpenVinoOpener(Opener):
+    """Opens OpenVINO models, and those of text encoders."""
+
+    def open_file(self, path: Path, options: OpenOptions) -> BaseSession:
+        return OpenVinoSession(path, device=options.device, threads=options.threads, **options.tuning)
+
+    def encoder_beside(self, path: Path, session: BaseSession, options: OpenOptions) -> BaseSession | None:
+        encoder = text_encoder_beside(path)
+        return OpenVinoSession(encoder, device=options.device, threads=options.threads) if encoder.is_file() else None
+
+    def choose(self, search: Search) -> tuple[BaseSession, BundleFile] | None:
+        bundle, options = search.bundle, search.options
+        models, note = bundle.of_kind("openvino"), ""
+        if options.backend == "auto" and models and options.device in (None, CPU):
+            onnx_first, note = _faster_on_cpu(models[0].engine, options.tuning)
+            if onnx_first:
+                search.note = note
+                return None
+        for entry in models:
+            path = bundle.checked_path(entry)
+            try:
+                session = OpenVinoSession(
+                    path, bundle.spec, entry.engine, device=options.device, threads=options.threads, **options.tuning
+                )
+            except (MissingPackageError, SessionError) as error:
+                search.reasons.append(f"{entry.path}: {error}")
+                continue
+            search.note = note
+            return session, entry
+        return None
+
+    def encoder_of(self, search: Search, session: BaseSession, entry: BundleFile) -> tuple[BaseSession | None, str]:
+        encoders, options = search.bundle.of_kind("text-openvino"), search.options
+        if not encoders:
+            return None, ""
+        path = search.bundle.checked_path(encoders[0])
+        return OpenVinoSession(path, session.spec, encoders[0].engine, device=options.device, threads=options.threads), ""
+
+    def refusal(self, search: Search) -> DetrtError:
+        folder = search.bundle.folder
+        why = "; ".join(search.reasons) or f"it holds none. Build one with: detrt build {folder} --target openvino"
+        return EngineError(f"no OpenVINO model of the bundle '{folder}' can run here: {why}")
+
+
+def _faster_on_cpu(facts: EngineFacts | None, tuning: Mapping[str, Any]) -> tuple[bool, str]:
+    """Whether the ONNX file of a bundle runs rather than its OpenVINO model, and why.
+
+    facts: of the OpenVINO model. tuning: what is given for OpenVINO.
+    """
+    speed = None if facts is None else facts.cpu_speed
+    if tuning:
+        return False, f"running the OpenVINO model, which --{next(iter(tuning))} is for"
+    if speed is None:
+        return False, PREFERRED_ON_CPU
+    here = processor_name()
+    if speed.processor != here:
+        return False, (
+            f"{PREFERRED_ON_CPU}. When the bundle was built, both were timed on another processor ({speed.processor}; this one is "
+            f"{here}); detrt build BUNDLE --target openvino times them here"
+        )
+    model, other = ("ONNX file", "openvino") if speed.prefers_onnx else ("OpenVINO model", "onnxruntime")
+    return speed.prefers_onnx, (
+        f"running the {model}, which was the faster one on this processor when the bundle was built (OpenVINO "
+        f"{speed.openvino_ms:.4g} ms, ONNX Runtime {speed.onnxruntime_ms:.4g} ms, {speed.threads} threads); --backend {other} runs "
+        "the other"
+    )
+
+
+OPENER = OpenVinoOpener()

@@ -1,0 +1,108 @@
+"""What opens the files of one backend, and what it is told: the part of a `Target` that may import what runs it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..bundle import Bundle, BundleFile
+from ..errors import DetrtError, SpecError
+from ..models.load import FLAGS, LoadOptions
+from ..spec import ModelSpec
+from .base import BaseSession
+
+
+@dataclass(frozen=True, slots=True)
+class OpenOptions:
+    """The arguments of `open_session` of these names. tuning: `performance` and `streams`, where they are given."""
+
+    backend: str = "auto"
+    device: str | None = None
+    threads: int | None = None
+    tuning: Mapping[str, Any] = field(default_factory=dict)
+    spec: ModelSpec | None = None
+    eager_kernels: bool = False
+    rounded: bool = False
+    load: LoadOptions = field(default_factory=LoadOptions)
+
+    @property
+    def device_kind(self) -> str:
+        """The device without its number; "" where none is named."""
+        return (self.device or "").strip().lower().partition(":")[0]
+
+
+@dataclass(slots=True)
+class Search:
+    """The search for a file of a bundle that runs here.
+
+    reasons: why files that were tried do not run. note: what is said about the session that opens, whichever it is. open_graph: opens
+    the ONNX graph of the bundle on the CPU, rounded as it says.
+    """
+
+    bundle: Bundle
+    options: OpenOptions
+    open_graph: Callable[[], BaseSession]
+    reasons: list[str] = field(default_factory=list)
+    note: str = ""
+
+
+class Opener(ABC):
+    """Opens the files of one backend."""
+
+    @abstractmethod
+    def open_file(self, path: Path, options: OpenOptions) -> BaseSession:
+        """A file alone, without its text encoder. Raises SessionError: it does not run there."""
+
+    def open_part(self, path: Path, spec: ModelSpec, options: OpenOptions) -> BaseSession:
+        """A part that lies beside a detector, on the CPU: a text encoder, or an encoder of query images. The backend of ONNX files only."""
+        raise NotImplementedError
+
+    def encoder_beside(self, path: Path, session: BaseSession, options: OpenOptions) -> BaseSession | None:
+        """The text encoder that lies beside a file; None: the ONNX file of it runs."""
+        return None
+
+    @abstractmethod
+    def choose(self, search: Search) -> tuple[BaseSession, BundleFile] | None:
+        """The first file of a bundle that runs here, and its entry; why others do not goes to `search.reasons`.
+
+        Raises:
+            SpecError: a damaged file, which is no reason to take another one.
+        """
+
+    def encoder_of(self, search: Search, session: BaseSession, entry: BundleFile) -> tuple[BaseSession | None, str]:
+        """The text encoder beside what `choose` gave, and a note; None: the ONNX file of it runs."""
+        return None, ""
+
+    @abstractmethod
+    def refusal(self, search: Search) -> DetrtError:
+        """What is said where only this backend may run the bundle, and cannot."""
+
+    def check(self, search: Search, session: BaseSession, entry: BundleFile) -> None:
+        """Look at what `choose` gave, with its text encoder. Raises GateError: it must not run."""
+        return
+
+
+def refuse_load_options(what: str, load: LoadOptions) -> None:
+    """Raise SpecError where it is said how a model is read that says it itself. what: the model and what it is, in words."""
+    for option in load.typed():
+        raise SpecError(
+            f"{option} says how a checkpoint is read; {what} and has its own; leave it out, or give it to detrt build"
+        )
+    for name in FLAGS:
+        if getattr(load, name):
+            raise SpecError(f"--{name.replace('_', '-')} says how a checkpoint is loaded, and {what}; leave it out")
+
+
+def only(bundle: Bundle, kind: str, name: str) -> Path:
+    """The file of a kind that a model with a prompt needs. Raises SpecError where the bundle lacks it."""
+    entries = [entry for entry in bundle.of_kind(kind) if entry.path == name] or bundle.of_kind(kind)
+    if not entries:
+        what = {"tokenizer": "tokenizer", "text": "text encoder"}[kind]
+        raise SpecError(
+            f"the bundle '{bundle.folder}' has no {what} '{name}', which its model needs to read a prompt; build it again with "
+            "detrt build"
+        )
+    return bundle.checked_path(entries[0])

@@ -1,0 +1,77 @@
+"""Opening TensorRT engines: alone, and of a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...bundle import BundleFile, text_encoder_beside
+from ...errors import DetrtError, EngineError, MissingPackageError, SessionError
+from ...system import CPU
+from ..base import BaseSession
+from ..first_opening import check_first_opening
+from ..search import Opener, OpenOptions, Search
+
+
+def open_engine(path: Path, device: str | None = None, *, eager_kernels: bool = False) -> BaseSession:
+    """An engine alone, without the text encoder and the tokenizer of a model that takes a prompt."""
+    from .session import TensorRTSession
+
+    return TensorRTSession(path, device=device or "cuda:0", specialization="eager" if eager_kernels else "lazy")
+
+
+class EngineOpener(Opener):
+    """Opens engines; the text encoder of an engine is the engine for the same target and GPUs."""
+
+    def open_file(self, path: Path, options: OpenOptions) -> BaseSession:
+        if options.device == CPU:
+            raise SessionError(f"'{path}' is a TensorRT engine, which needs a GPU; got the device cpu")
+        return open_engine(path, options.device, eager_kernels=options.eager_kernels)
+
+    def encoder_beside(self, path: Path, session: BaseSession, options: OpenOptions) -> BaseSession | None:
+        encoder = text_encoder_beside(path)
+        return open_engine(encoder, options.device) if encoder != path and encoder.is_file() else None
+
+    def choose(self, search: Search) -> tuple[BaseSession, BundleFile] | None:
+        options = search.options
+        for entry in search.bundle.of_kind("engine"):
+            path = search.bundle.checked_path(entry)
+            try:
+                return open_engine(path, options.device, eager_kernels=options.eager_kernels), entry
+            except (EngineError, MissingPackageError, SessionError) as error:
+                search.reasons.append(f"{entry.path}: {error}")
+        return None
+
+    def encoder_of(self, search: Search, session: BaseSession, entry: BundleFile) -> tuple[BaseSession | None, str]:
+        bundle, why = search.bundle, "the bundle has none for the same target and GPUs"
+        for one in bundle.of_kind("text-engine"):
+            if not _same_machine(one, entry):
+                continue
+            path = bundle.checked_path(one)
+            try:
+                return open_engine(path, search.options.device), ""
+            except (EngineError, MissingPackageError, SessionError) as error:
+                why = f"{one.path}: {error}"
+        # A bundle without any has none because TensorRT could not build it, which `build` said.
+        if search.options.backend != "auto" and bundle.of_kind("text-engine"):
+            raise EngineError(
+                f"no engine of the text encoder in '{bundle.folder}' can run here: {why}. Build it with: detrt build"
+            )
+        return None, f"the text encoder runs with ONNX Runtime, because no engine of it can run here: {why}"
+
+    def refusal(self, search: Search) -> DetrtError:
+        folder, why = search.bundle.folder, "; ".join(search.reasons) or "it holds no engine"
+        return EngineError(
+            f"no engine of the bundle '{folder}' can run here: {why}. Build one with: detrt build {folder} --target tensorrt, or "
+            "tensorrt-rtx"
+        )
+
+    def check(self, search: Search, session: BaseSession, entry: BundleFile) -> None:
+        check_first_opening(session, search.bundle, entry, search.open_graph)
+
+
+def _same_machine(encoder: BundleFile, detector: BundleFile) -> bool:
+    a, b = encoder.engine, detector.engine
+    return a is not None and b is not None and (a.target, a.compute_capabilities) == (b.target, b.compute_capabilities)
+
+
+OPENER = EngineOpener()

@@ -1,0 +1,183 @@
+"""A backend is one folder and one line: a toy one is listed, opened and refused like the others, and no list of cases names any."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx_models import make_model, make_spec
+
+from detrt.backends import targets
+from detrt.backends.open import kind_of, open_session
+from detrt.bundle import Bundle, BundleFile, Provenance
+from detrt.errors import SessionError, SpecError
+from detrt.files import sha256_of
+
+PACKAGE = Path(targets.__file__).parents[1]
+INIT = """
+from detrt.backends.target import Target
+
+TARGET = Target(
+    name="toy", kind="toy", words="a toy model", opener=f"{__name__}.opening:OPENER", suffixes=(".toy",), devices=("cpu", "abacus"),
+    tuning=("performance",), title="Toy",
+)
+"""
+OPENING = """
+from detrt.backends.base import BaseSession
+from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.backends.search import Opener
+from detrt.errors import SessionError
+
+
+class ToyOpener(Opener):
+    def open_file(self, path, options):
+        session = OnnxSession(path.with_name("model.onnx"))
+        session.add_note(f"a toy on {options.device}")
+        return session
+
+    def choose(self, search):
+        for entry in search.bundle.of_kind("toy"):
+            path = search.bundle.checked_path(entry)
+            if path.read_bytes() != b"broken":
+                return self.open_file(path, search.options), entry
+            search.reasons.append(f"{entry.path}: broken")
+        return None
+
+    def refusal(self, search):
+        return SessionError(f"no toy: {'; '.join(search.reasons)}")
+
+
+OPENER = ToyOpener()
+"""
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """The folder of a toy backend, and its line in the list."""
+    folder = tmp_path / "code" / "toy_backend"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(INIT)
+    (folder / "opening.py").write_text(OPENING)
+    monkeypatch.syspath_prepend(folder.parent)
+    import toy_backend
+
+    assert "toy_backend.opening" not in sys.modules, "a row is made without what runs it"
+    monkeypatch.setattr(targets, "TARGETS", (toy_backend.TARGET, *targets.TARGETS))
+    yield toy_backend.TARGET
+    for name in ("toy_backend", "toy_backend.opening"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    def write(content=b"toy"):
+        folder = tmp_path / "bundle"
+        folder.mkdir(exist_ok=True)
+        (folder / "model.onnx").write_bytes(make_model(make_spec()))
+        (folder / "model.toy").write_bytes(content)
+        entries = [
+            BundleFile(kind, f"model.{kind}", sha256_of(folder / f"model.{kind}"), (folder / f"model.{kind}").stat().st_size)
+            for kind in ("onnx", "toy")
+        ]
+        Bundle(folder, make_spec(), Provenance("toy", "0" * 64, 1), tuple(entries)).save()
+        return folder
+
+    return write
+
+
+def test_a_toy_backend_opens_its_files(toy, bundle):
+    folder = bundle()
+    assert kind_of(folder / "model.toy") == "toy" and "toy" in targets.backend_names()
+    for ref, options in (
+        (folder, {}),
+        (folder, {"backend": "toy"}),
+        (folder, {"device": "abacus:0"}),
+        (folder / "model.toy", {}),
+    ):
+        with open_session(ref, **options) as session:
+            assert session.info.note == f"a toy on {options.get('device')}"
+            assert session.run({"pixel_values": np.zeros((1, 3, 8, 12), np.uint8)})
+    with open_session(folder, backend="onnxruntime") as session:
+        assert session.info.note == ""
+    with open_session(folder, spec=make_spec()) as session:
+        assert session.info.note == ""  # a spec is for the ONNX file
+
+
+def test_a_toy_backend_is_refused_like_the_others(toy, bundle):
+    folder = bundle(b"broken")
+    with open_session(folder) as session:
+        assert "model.toy: broken" in session.info.note and session.info.name == "onnxruntime-cpu"
+    for options in ({"backend": "toy"}, {"device": "abacus"}):
+        with pytest.raises(SessionError, match="no toy: model.toy: broken"):
+            open_session(folder, **options)
+    with pytest.raises(SessionError, match="is a toy model, which runs with toy; got backend 'onnxruntime'"):
+        open_session(folder / "model.toy", backend="onnxruntime")
+    with pytest.raises(SpecError, match="is a toy model and has its own"):
+        open_session(folder / "model.toy", spec=make_spec())
+
+
+def test_rows_are_whole():
+    kinds = [target.kind for target in (*targets.TARGETS, targets.CHECKPOINT)]
+    suffixes = [suffix for target in targets.TARGETS for suffix in target.suffixes]
+    names = [name for target in (*targets.TARGETS, targets.CHECKPOINT) for name in target.names]
+    for values in (kinds, suffixes, names):
+        assert len(set(values)) == len(values)
+    assert set(targets.backend_names()) == {"auto", *names}
+    for target in (*targets.TARGETS, targets.CHECKPOINT):
+        assert target.opened_by() and target.words and target.title
+
+
+def test_rows_import_nothing_that_runs_them():
+    import subprocess
+
+    code = (
+        "import sys, detrt.backends.targets; heavy = 'torch onnx onnxruntime transformers openvino tensorrt tensorrt_rtx_bindings'; "
+        "print([name for name in heavy.split() if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def named(path: Path, names: set[str]) -> list[str]:
+    """Where a file asks for one of the names: in comparisons and `in`, as a key of a dictionary, in `match`, as a constant or enum member."""
+    found = []
+
+    def texts(node: ast.AST) -> set[str]:
+        held = {child.value for child in ast.walk(node) if isinstance(child, ast.Constant) and isinstance(child.value, str)}
+        return held | {child.attr.lower() for child in ast.walk(node) if isinstance(child, ast.Attribute)}
+
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        asked = []
+        if isinstance(node, ast.Compare):
+            asked = [node.left, *node.comparators]
+        elif isinstance(node, ast.Dict):
+            asked = [key for key in node.keys if key is not None]
+        elif isinstance(node, ast.Subscript):
+            asked = [node.slice]
+        elif isinstance(node, ast.match_case):
+            asked = [node.pattern]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("of_kind", "get"):
+            asked = list(node.args)
+        elif isinstance(node, ast.Assign) and isinstance(node.value, (ast.Constant, ast.Tuple)):
+            asked = [node.value]  # a constant counts as what it holds
+        found += [
+            f"{path.name}:{node.lineno if hasattr(node, 'lineno') else 0}: {text}" for one in asked for text in texts(one) & names
+        ]
+    return found
+
+
+@pytest.mark.parametrize("module", ["backends/open.py", "backends/search.py"])
+def test_no_list_of_cases(module):
+    names = {name for target in targets.TARGETS for name in (*target.names, target.kind, *target.suffixes)} - {"onnx", ".onnx"}
+    assert not named(PACKAGE / module, names)
+
+
+def test_a_planted_case_is_found(tmp_path):
+    lines = ['x == "toy"', 'x in ("a", "toy")', '{"toy": 1}', "x is Backend.TOY", 'd["toy"]', 'b.of_kind("toy")', 'TOY = "toy"']
+    lines += ['match x:\n    case "toy":\n        pass']
+    for text in lines:
+        (tmp_path / "planted.py").write_text(text)
+        assert named(tmp_path / "planted.py", {"toy"}), text
