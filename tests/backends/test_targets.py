@@ -13,7 +13,7 @@ from onnx_models import make_model, make_spec
 from detrt.backends import targets
 from detrt.backends.open import kind_of, open_session
 from detrt.bundle import Bundle, BundleFile, Provenance
-from detrt.errors import SessionError, SpecError
+from detrt.errors import EngineError, SessionError, SpecError
 from detrt.files import sha256_of
 
 PACKAGE = Path(targets.__file__).parents[1]
@@ -21,15 +21,17 @@ INIT = """
 from detrt.backends.target import Target
 
 TARGET = Target(
-    name="toy", kind="toy", words="a toy model", opener=f"{__name__}.opening:OPENER", suffixes=(".toy",), devices=("cpu", "abacus"),
+    name="toy", kind="toy", words="a toy model", opener=f"{__name__}.opening:OPENER", suffixes=(".toy",), builder=f"{__name__}.opening:BUILDER",
+    config=f"{__name__}.opening:ToyConfig", devices=("cpu", "abacus"),
     tuning=("performance",), title="Toy",
 )
 """
 OPENING = """
 from detrt.backends.base import BaseSession
 from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.backends.building import Builder
 from detrt.backends.search import Opener
-from detrt.errors import SessionError
+from detrt.errors import EngineError, SessionError
 
 
 class ToyOpener(Opener):
@@ -50,7 +52,24 @@ class ToyOpener(Opener):
         return SessionError(f"no toy: {'; '.join(search.reasons)}")
 
 
-OPENER = ToyOpener()
+class ToyConfig:
+    def __init__(self, content=b"toy"):
+        self.content = content
+
+
+class ToyBuilder(Builder):
+    def check(self, configs, plan):
+        if any(not config.content for config in configs):
+            raise EngineError("an empty toy")
+
+    def build(self, configs, plan, work):
+        for config in configs:
+            (work.folder / "model.toy").write_bytes(config.content)
+            work.add("model.toy", "toy")
+            work.done("toy", 0.0, len(config.content), "made")
+
+
+OPENER, BUILDER = ToyOpener(), ToyBuilder()
 """
 
 
@@ -119,6 +138,24 @@ def test_a_toy_backend_is_refused_like_the_others(toy, bundle):
         open_session(folder / "model.toy", spec=make_spec())
 
 
+def test_a_toy_backend_is_built(toy, tmp_path):
+    from toy_backend.opening import ToyConfig
+
+    from detrt.pipeline import build
+
+    (tmp_path / "model.onnx").write_bytes(make_model(make_spec()))
+    with pytest.raises(EngineError, match="an empty toy"):
+        build(tmp_path / "model.onnx", tmp_path / "out", targets=[ToyConfig(b"")])
+    assert not (tmp_path / "out").exists(), "a refusal comes before any work"
+    with pytest.raises(EngineError, match="no backend builds from 3"):
+        build(tmp_path / "model.onnx", tmp_path / "out", targets=[3])
+    report = build(tmp_path / "model.onnx", tmp_path / "out", targets=[ToyConfig()])
+    assert [stage.name for stage in report.stages] == ["copy", "toy"]
+    assert [entry.kind for entry in report.bundle.files] == ["onnx", "toy"]
+    with open_session(tmp_path / "out") as session:
+        assert session.info.note == "a toy on None"
+
+
 def test_rows_are_whole():
     kinds = [target.kind for target in (*targets.TARGETS, targets.CHECKPOINT)]
     suffixes = [suffix for target in targets.TARGETS for suffix in target.suffixes]
@@ -147,7 +184,7 @@ def named(path: Path, names: set[str]) -> list[str]:
 
     def texts(node: ast.AST) -> set[str]:
         held = {child.value for child in ast.walk(node) if isinstance(child, ast.Constant) and isinstance(child.value, str)}
-        return held | {child.attr.lower() for child in ast.walk(node) if isinstance(child, ast.Attribute)}
+        return held | {one.attr.lower() for one in ast.walk(node) if isinstance(one, ast.Attribute) and one.attr.isupper()}
 
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         asked = []
@@ -169,7 +206,7 @@ def named(path: Path, names: set[str]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("module", ["backends/open.py", "backends/search.py"])
+@pytest.mark.parametrize("module", ["backends/open.py", "backends/search.py", "backends/building.py", "pipeline.py"])
 def test_no_list_of_cases(module):
     names = {name for target in targets.TARGETS for name in (*target.names, target.kind, *target.suffixes)} - {"onnx", ".onnx"}
     assert not named(PACKAGE / module, names)

@@ -16,9 +16,10 @@ from engine_graphs import rtx
 from precision_graphs import SPEC as PIXELS
 from precision_graphs import pixel_model
 
-from detrt import Bundle, graph, pipeline
+from detrt import Bundle, graph
+from detrt.backends.building import Work
 from detrt.backends.engine_check import EngineCheck, EngineRow
-from detrt.backends.tensorrt import BuiltEngine, EngineConfig, speed
+from detrt.backends.tensorrt import BuiltEngine, EngineConfig, building, speed
 from detrt.backends.tensorrt import compare as engine_compare
 from detrt.bundle import EngineFacts, read_sidecar, write_sidecar
 from detrt.data.matching import gate_for
@@ -322,7 +323,7 @@ def test_info_of_a_checkpoint(cli):
         (["info", "bundle", "--families"], "MODEL", "detrt info --families"),
         (["info", "in"], "'in'", r"detrt.json \(a bundle\) nor config.json"),
         (["info", "gone"], "'gone'", "give a bundle folder"),
-        (["info", "in/blue.png"], "in/blue.png", "expected .onnx, .engine or a folder"),
+        (["info", "in/blue.png"], "in/blue.png", "expected .onnx, .* or a folder"),
         (["verify", "bundle", "--against", "gone", "--images", "in"], "'gone'", "give a bundle folder"),
         (["verify", "bundle", "--against", "model.onnx", "--images", "none"], "'none'", "check the path"),
         (["verify", "bundle", "--against", "model.onnx", "--images", "in", "--box-px", "-1"], "-1", "at least 0"),
@@ -377,13 +378,13 @@ def test_a_detector_has_its_engine_without_one_of_its_text_encoder(tmp_path, mon
     def crash(*_, **__):
         raise EngineError("the builder process crashed (SIGABRT)")
 
-    monkeypatch.setattr(pipeline, "build_engine", crash)
-    builder = pipeline._Builder(tmp_path, PrecisionConfig(), lambda *_: None, ())
-    builder.spec = PIXELS
-    builder._build_text_engine("text.onnx", "text.tensorrt.engine", EngineConfig(target="tensorrt"))
-    (warning,) = builder.warnings
+    monkeypatch.setattr(building, "build_engine", crash)
+    work = Work(tmp_path, PrecisionConfig(), lambda *_: None, ())
+    work.spec = PIXELS
+    building.BUILDER._build_text_engine(work, "text.onnx", "text.tensorrt.engine", EngineConfig(target="tensorrt"))
+    (warning,) = work.warnings
     assert "stays with ONNX Runtime" in warning and warning.endswith("crashed (SIGABRT)")
-    assert not builder.entries and not list(tmp_path.iterdir())
+    assert not work.entries and not list(tmp_path.iterdir())
 
 
 def test_an_engine_that_detects_something_else_is_not_handed_over(cli, place, monkeypatch):
@@ -395,8 +396,8 @@ def test_an_engine_that_detects_something_else_is_not_handed_over(cli, place, mo
         facts = EngineFacts("tensorrt", "8.5.3.1", (90,), "fp32", {"pixel_values": {}}, onnx_sha256="")
         return BuiltEngine(output, write_sidecar(output, spec, facts), facts, 6)
 
-    monkeypatch.setattr(pipeline, "build_engine", write_engine)
-    monkeypatch.setattr(pipeline, "_check_installed", lambda engines, checkpoint: None)
+    monkeypatch.setattr(building, "build_engine", write_engine)
+    monkeypatch.setattr(building.EngineBuilder, "missing", lambda *_: [])
     monkeypatch.setattr(engine_compare, "compare_engine", lambda *_, **__: EngineCheck(rows, gate_for("fp32")))
     before = snapshot(place)
     build = ["build", "model.onnx", "-o", "wrong", "--target", "tensorrt"]
@@ -435,10 +436,10 @@ def int8(place, monkeypatch):
         facts = EngineFacts("tensorrt", "8.5.3.1", (90,), "int8", profile, onnx_sha256="", multiply_adds=kernels)
         return BuiltEngine(output, write_sidecar(output, spec, facts), facts, 6)
 
-    monkeypatch.setattr(pipeline, "build_engine", write_engine)
-    monkeypatch.setattr(pipeline, "_check_installed", lambda engines, checkpoint: None)
-    monkeypatch.setattr(pipeline._Builder, "_graph_precision", Precision.INT8)
-    monkeypatch.setattr(pipeline._Builder, "_compare_engine", lambda *_: None)  # needs a GPU
+    monkeypatch.setattr(building, "build_engine", write_engine)
+    monkeypatch.setattr(building.EngineBuilder, "missing", lambda *_: [])
+    monkeypatch.setattr(Work, "graph_precision", Precision.INT8)
+    monkeypatch.setattr(building.EngineBuilder, "_compare_engine", lambda *_: None)  # needs a GPU
     monkeypatch.setattr(speed, "median_times", lambda engines: times)
     return times, quantized, kernels
 
@@ -472,7 +473,7 @@ def test_how_much_runs_in_int8_kernels(cli, place, int8, done, said):
 
 
 def test_accept_slower_is_for_int8(cli, place, monkeypatch):
-    monkeypatch.setattr(pipeline, "_check_installed", lambda engines, checkpoint: None)
+    monkeypatch.setattr(building.EngineBuilder, "missing", lambda *_: [])
     for model in ("model.onnx", "random:detr/tiny"):
         cli.refused(
             "build", model, "-o", "new", "--target", "tensorrt", "--accept-slower", names="--accept-slower", advice="int8"

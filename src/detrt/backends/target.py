@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..system import Ability
 
 if TYPE_CHECKING:
+    from .building import Builder
     from .search import Opener
 
 
@@ -35,6 +36,7 @@ class Target:
         kind: of its files in a bundle, and of a file alone. suffixes: by which a file alone is known.
         words: what such a file is, with its article.
         opener: module and name of its `Opener`, such as "detrt.backends.openvino.opening:OPENER".
+        builder, config: of its `Builder`, and of the class of what it is told; "": nothing of it is built.
         devices: kinds of device for which it is taken where no backend is named.
         reads_load: a file may need to be told how it is read (`LoadOptions`). takes_spec: and its spec.
         tuning: arguments of `open_session` that are for it alone. title: its name in messages about them.
@@ -47,6 +49,8 @@ class Target:
     words: str
     opener: str
     suffixes: tuple[str, ...] = ()
+    builder: str = ""
+    config: str = ""
     others: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     reads_load: bool = False
@@ -62,5 +66,18 @@ class Target:
 
     def opened_by(self) -> Opener:
         """Its `Opener`; imports the module that has it."""
-        module, _, name = self.opener.partition(":")
-        return getattr(import_module(module), name)  # type: ignore[no-any-return]
+        return _named(self.opener)  # type: ignore[no-any-return]
+
+    def built_by(self) -> Builder:
+        """Its `Builder`; imports the module that has it."""
+        return _named(self.builder)  # type: ignore[no-any-return]
+
+    def takes(self, config: Any) -> bool:
+        """Whether an object says what is built for this backend."""
+        module, _, name = self.config.partition(":")
+        return any((one.__module__, one.__qualname__) == (module, name) for one in type(config).__mro__)
+
+
+def _named(reference: str) -> Any:
+    module, _, name = reference.partition(":")
+    return getattr(import_module(module), name)

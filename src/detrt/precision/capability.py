@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..backends.tensorrt import EngineConfig
-from ..bundle import EngineFacts
-from ..errors import EngineError, GateError
+from ..errors import EngineError
 from ..spec import Precision
 from .config import PrecisionConfig
 
@@ -64,25 +63,3 @@ def check_before(config: PrecisionConfig, engines: Sequence[EngineConfig], *, al
             "(--target tensorrt or inductor), or take --precision fp16"
         )
     return warnings
-
-
-def check_engine(facts: EngineFacts, target: Precision) -> None:
-    """Compare the types of the layers of an engine with the precision of its graph.
-
-    Raises:
-        GateError: the engine lacks the low type (a silent upgrade), or has one that was not requested.
-    """
-    types = dict(facts.layer_types)
-    if not types:
-        return
-    low = {kind.tensorrt for kind in Precision if kind.bits < 32}
-    expected = low & {target.tensorrt, target.base.tensorrt}
-    missing = [kind for kind in expected if not types.get(kind)]
-    extra = [kind for kind in low - expected if types.get(kind)]
-    if missing or extra:
-        text = ", ".join(f"{kind} {count}" for kind, count in types.items())
-        fault = f"has no {', '.join(sorted(missing))} layer" if missing else f"also has {', '.join(sorted(extra))} layers"
-        raise GateError(
-            f"--precision {target} was requested, but the engine {fault} (layer outputs by type: {text}); "
-            "build it again from the checkpoint with the intended --precision"
-        )

@@ -1,0 +1,147 @@
+"""What builds the files of one backend for a bundle, and the work that all of them share: the part of a `Target` that `build` needs."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import files
+from ..bundle import BundleFile, EngineFacts, Provenance
+from ..errors import MissingPackageError
+from ..models.contract import ExportConfig
+from ..models.families import Family
+from ..models.load import LoadOptions
+from ..spec import ModelSpec, Precision
+from ..system import StageProgress
+
+if TYPE_CHECKING:
+    from ..precision import PrecisionConfig
+
+MODEL = "model.onnx"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One finished stage: name, seconds, bytes written, and a verdict as text."""
+
+    name: str
+    seconds: float
+    size: int
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class BuildPlan:
+    """What is asked of a build. source: the checkpoint, or the ONNX file. from_graph: the graph is there already."""
+
+    source: str
+    export: ExportConfig
+    precision: PrecisionConfig
+    load: LoadOptions
+    from_graph: bool
+
+
+class Work:
+    """The stages of one build, in a folder that is not the bundle yet.
+
+    Attributes:
+        folder: where files go. graphs: where the graph lies.
+        stages: the finished stages.
+        warnings: of all stages. notes: what was decided on the way.
+        entries: the files of the bundle.
+        spec, provenance: of the graph.
+    """
+
+    spec: ModelSpec
+    provenance: Provenance
+
+    def __init__(self, folder: Path, precision: PrecisionConfig, say: StageProgress, warnings: Iterable[str]) -> None:
+        self.folder = self.graphs = folder
+        self.precision = precision
+        self.say = say
+        self.stages: list[Stage] = []
+        self.warnings = list(warnings)
+        self.notes: list[str] = []
+        self.entries: list[BundleFile] = []
+
+    @property
+    def graph_precision(self) -> Precision | None:
+        """Precision of the graph; None where nothing says it."""
+        if self.precision.target != Precision.FP32:
+            return self.precision.target
+        if recorded := self.recorded_precision:
+            return Precision(recorded["precision"])
+        return Precision.FP32 if "export" in self.provenance.options else None
+
+    @property
+    def recorded_precision(self) -> Mapping[str, Any]:
+        """Choices and outcome of the precision stage that wrote the graph; empty where nothing says them."""
+        recorded = self.provenance.options.get("precision")
+        return recorded if isinstance(recorded, Mapping) else {}
+
+    def multiply_adds(self, spec: ModelSpec) -> int:
+        """Multiply-adds of the graph for one image of the size of `spec`."""
+        raise NotImplementedError
+
+    def add(self, name: str, kind: str, facts: EngineFacts | None = None) -> None:
+        """Enter a file of the folder; one of the same name gives way."""
+        self.entries = [*(one for one in self.entries if one.path != name), entry_of(self.folder, name, kind, facts)]
+
+    def record(self, name: str, facts: Mapping[str, Any]) -> None:
+        """Put the facts of a stage into the provenance, in place of earlier ones."""
+        self.provenance = replace(self.provenance, options={**self.provenance.options, name: facts})
+
+    def done(self, name: str, start: float, size: int, verdict: str) -> None:
+        self.stages.append(Stage(name, time.perf_counter() - start, size, verdict))
+
+
+def entry_of(folder: Path, name: str, kind: str, facts: EngineFacts | None = None) -> BundleFile:
+    path = folder / name
+    return BundleFile(kind, name, files.sha256_of(path), path.stat().st_size, facts)
+
+
+class Builder(ABC):
+    """Builds the files of one backend. Its configs are objects of one class, `Target.config`."""
+
+    # Where INT8 is placed for it: "tensorrt" or "cpu"; "": it takes either.
+    qdq_placement = ""
+
+    def resolved(self, configs: Sequence[Any], plan: BuildPlan) -> Sequence[Any]:
+        """The configs, with what follows from the plan."""
+        return configs
+
+    @abstractmethod
+    def check(self, configs: Sequence[Any], plan: BuildPlan) -> None:
+        """Refuse what cannot be built, before any work. Raises DetrtError."""
+
+    def missing(self, configs: Sequence[Any]) -> list[MissingPackageError]:
+        """Packages that are not installed."""
+        return []
+
+    def check_family(self, configs: Sequence[Any], family: Family) -> None:
+        """Refuse what a family cannot be built to, when the checkpoint is known and nothing is exported yet. Raises ExportError."""
+        return
+
+    def adds(self, configs: Sequence[Any]) -> bool:
+        """Whether it does something to a bundle that has its graph."""
+        return True
+
+    def compares(self, configs: Sequence[Any]) -> bool:
+        """Whether `ExportConfig.check` says something about the files, so that it has an effect without an export."""
+        return False
+
+    def prepare(self, configs: Sequence[Any], work: Work) -> None:
+        """What other backends may use, before any of them is built."""
+        return
+
+    @abstractmethod
+    def build(self, configs: Sequence[Any], plan: BuildPlan, work: Work) -> None:
+        """Write the files into `work.folder` and enter them. Raises DetrtError."""
+
+    def finish(self, configs: Sequence[Any], work: Work) -> None:
+        """What is done with the whole bundle."""
+        return

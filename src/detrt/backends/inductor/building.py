@@ -1,0 +1,35 @@
+"""Compiled packages as a part of `build`: the checkpoint compiled by PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ... import files
+from ...models.load import RECORDED, check_unchanged
+from ...spec import Precision
+from ..building import MODEL, Builder, BuildPlan, Stage, Work
+from .build import PackageSource, build_packages, check_packages
+from .config import InductorConfig
+
+
+class PackageBuilder(Builder):
+    """Builds packages."""
+
+    def check(self, configs: Sequence[InductorConfig], plan: BuildPlan) -> None:
+        check_packages(configs, plan.source, plan.export, plan.precision.precision)
+
+    def build(self, configs: Sequence[InductorConfig], plan: BuildPlan, work: Work) -> None:
+        loading = {**plan.load.to_dict(), **{key: value for key, value in work.provenance.options.items() if key in RECORDED}}
+        if work.graphs != work.folder:
+            check_unchanged(plan.source, work.provenance.checkpoint_sha256)
+        precision = str(work.graph_precision or Precision.FP32)
+        if work.precision.precision == Precision.TF32:
+            precision = str(Precision.TF32)
+        sha256 = files.sha256_of(work.graphs / MODEL)
+        source = PackageSource(plan.source, loading, work.folder, work.spec, precision, sha256)
+        for one in build_packages(source, configs, work.say):
+            work.stages.append(Stage(one.name, one.seconds, one.built.size, one.verdict))
+            work.add(one.built.path.name, "inductor", one.built.facts)
+
+
+BUILDER = PackageBuilder()

@@ -1,0 +1,259 @@
+"""TensorRT engines as a part of `build`: what is refused before any work, the engines, and what is compared afterwards."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ... import files
+from ...bundle import EngineFacts, text_encoder_beside
+from ...errors import EngineError, ExportError, GateError, MissingPackageError
+from ...models.families import Family
+from ...spec import PIXEL_VALUES, Precision
+from ..building import MODEL, Builder, BuildPlan, Work
+from .bindings import check_installed
+from .build import build_engine, runs_here
+from .config import EngineConfig
+
+# Fraction of the multiply-adds in INT8 kernels below which an engine hardly is an INT8 engine.
+LEAST_INT8_KERNELS = 0.5
+
+
+class EngineBuilder(Builder):
+    """Builds engines, and that of the text encoder beside each."""
+
+    qdq_placement = "tensorrt"
+
+    def resolved(self, configs: Sequence[EngineConfig], plan: BuildPlan) -> Sequence[EngineConfig]:
+        return [replace(config, tf32=True) for config in configs] if plan.precision.precision == Precision.TF32 else configs
+
+    def check(self, configs: Sequence[EngineConfig], plan: BuildPlan) -> None:
+        _check_engines(configs, plan)
+        _check_placement(plan.precision.qdq_placement)
+        if not plan.from_graph:
+            _check_accept_slower(configs, plan.precision.target)
+
+    def missing(self, configs: Sequence[EngineConfig]) -> list[MissingPackageError]:
+        found = []
+        for target in dict.fromkeys(config.target for config in configs):
+            try:
+                check_installed(target)
+            except MissingPackageError as error:
+                found.append(error)
+        return found
+
+    def check_family(self, configs: Sequence[EngineConfig], family: Family) -> None:
+        """Refuse a range of sizes for a family that takes one."""
+        for engine in configs:
+            for name in ("height", "width"):
+                sides = getattr(engine, name)
+                if sides is not None and sides[0] != sides[2] and not family.dynamic:
+                    raise ExportError(
+                        f"{family.title} takes one fixed {name}, because {family.fixed_reason}; "
+                        f"got --{name} {','.join(map(str, sides))}; give one number, or leave it out"
+                    )
+
+    def compares(self, configs: Sequence[EngineConfig]) -> bool:
+        # An engine is compared with its graph, so that --no-check says something about it.
+        return any(config.target == "tensorrt" for config in configs)
+
+    def build(self, configs: Sequence[EngineConfig], plan: BuildPlan, work: Work) -> None:
+        for config in configs:
+            self.build_engine(work, config, compare=plan.export.check)
+
+    def build_engine(self, work: Work, config: EngineConfig, *, compare: bool) -> None:
+        """The engine of the detector, and the one of its text encoder. compare: run it beside its graph, where this machine can.
+
+        Raises:
+            ExportError: the graph's INT8 is placed for another runtime.
+            EngineError: a choice that has no effect on this graph.
+            GateError: the engine has another precision than its graph, detects something else, or is INT8 and not faster than FP16.
+        """
+        _check_placement(work.recorded_precision.get("qdq_placement"))
+        precision = work.graph_precision
+        _check_accept_slower([config], precision)
+        name = engine_name(config, precision or Precision.FP32)
+        facts = self._engine(work, MODEL, name, config, "engine")
+        if precision is not None:
+            check_engine(facts, precision)
+        if precision == Precision.INT8 and facts.multiply_adds:
+            self._count_int8_kernels(work, name, facts)
+        if work.spec.text is not None and work.spec.text.encoder:
+            self._build_text_engine(work, work.spec.text.encoder, text_encoder_beside(Path(name)).name, config)
+        # An engine of TensorRT-RTX for other GPUs is compared when it is first opened.
+        if compare and runs_here(config):
+            self._compare_engine(work, name, config, precision or Precision.FP32)
+            if precision == Precision.INT8 and not config.accept_slower:
+                self._compare_speed(work, name, config)
+
+    def _build_text_engine(self, work: Work, encoder: str, name: str, config: EngineConfig) -> None:
+        """The engine of the text encoder. Without one ONNX Runtime runs it, once for a prompt, and the detector is as fast."""
+        try:
+            self._engine(work, encoder, name, config, "text-engine")
+        except EngineError as error:
+            work.warnings.append(f"the text encoder stays with ONNX Runtime, because no engine of it could be built: {error}")
+
+    def _compare_engine(self, work: Work, name: str, config: EngineConfig, precision: Precision) -> None:
+        from .compare import compare_engine
+
+        start = time.perf_counter()
+        found = compare_engine(
+            work.graphs / MODEL,
+            work.folder / name,
+            Precision.TF32 if config.tf32 and precision == Precision.FP32 else precision,
+            text_engine=text_engine if (text_engine := text_encoder_beside(work.folder / name)).is_file() else None,
+            progress=lambda fraction, text: work.say(f"check {name}", fraction, text),
+        )
+        work.done(f"check {config.label}", start, 0, found.verdict)
+        row = {**found.to_dict(), "engine_sha256": files.sha256_of(work.folder / name)}
+        work.record("engine_checks", {**work.provenance.options.get("engine_checks", {}), name: row})
+        if found.passed:
+            return
+        if work.provenance.has_random_weights and found.ran and not found.on_same_queries:
+            work.warnings.append(
+                f"the engine '{name}' and its ONNX graph differ: {found.verdict}. Not judged: random weights give nearly equal scores, which "
+                "change places with any rounding"
+                + ("" if config.return_selections else "; with --return-selections both compute with the same queries")
+            )
+            return
+        raise GateError(
+            f"the engine '{name}' does not detect what its ONNX graph detects: {found.verdict}; this TensorRT compiles the graph "
+            + ("wrongly" if precision in (Precision.FP32, Precision.TF32) else "wrongly, or rounds more than the model bears")
+            + ". Try --msda gather, --keep-gathers, another --precision or another TensorRT version; --no-check builds without the "
+            "comparison, and 'detrt verify' with --ground-truth judges by AP"
+        )
+
+    def _count_int8_kernels(self, work: Work, name: str, facts: EngineFacts) -> None:
+        """How much of the graph runs in INT8 kernels, which TensorRT decides: it may undo quantization layer by layer."""
+        batch, _, height, width = facts.profile[PIXEL_VALUES]["opt"]
+        spec = replace(work.spec, input=replace(work.spec.input, height=height, width=width))
+        fraction = facts.multiply_adds.get(Precision.INT8.tensorrt, 0) / (batch * work.multiply_adds(spec))
+        work.record("int8_kernels", {**work.provenance.options.get("int8_kernels", {}), name: round(fraction, 4)})
+        text = f"{fraction:.0%} of the multiply-adds of '{name}' run in INT8 kernels, by TensorRT's engine inspector"
+        if fraction < LEAST_INT8_KERNELS:
+            work.warnings.append(f"{text}; the rest gains nothing from INT8: compare with --precision fp16")
+        else:
+            work.notes.append(text)
+
+    def _compare_speed(self, work: Work, name: str, config: EngineConfig) -> None:
+        """Time an INT8 engine beside one of the same graph without its quantization."""
+        from ... import graph
+        from ...graph.dequantize import remove_quantization
+        from .speed import median_times
+
+        start = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / MODEL
+            model = graph.load(work.graphs / MODEL)
+            remove_quantization(model)
+            graph.save(model, path)
+            other = build_engine(
+                path,
+                path.with_suffix(".engine"),
+                config,
+                work.spec,
+                progress=lambda fraction, text: work.say("FP16 engine to compare with", fraction, text),
+            )
+            int8_ms, fp16_ms = median_times([work.folder / name, other.path])
+        batch = other.facts.profile[PIXEL_VALUES]["opt"][0]
+        verdict = f"INT8 {int8_ms:.3g} ms, FP16 {fp16_ms:.3g} ms at batch {batch}: {fp16_ms / int8_ms:.2f} times as fast"
+        work.done(f"speed {config.label}", start, 0, verdict)
+        speeds = {
+            **work.provenance.options.get("engine_speeds", {}),
+            name: {"batch": batch, "int8_ms": int8_ms, "fp16_ms": fp16_ms},
+        }
+        work.record("engine_speeds", speeds)
+        if int8_ms >= fp16_ms:
+            raise GateError(
+                f"the INT8 engine '{name}' is not faster than FP16 on this GPU: {verdict}; build with --precision fp16, or keep INT8 with "
+                "--accept-slower"
+            )
+
+    def _engine(self, work: Work, graph: str, name: str, config: EngineConfig, kind: str) -> EngineFacts:
+        start = time.perf_counter()
+        built = build_engine(
+            work.graphs / graph,
+            work.folder / name,
+            config,
+            work.spec,
+            progress=lambda fraction, text: work.say(f"engine {name}", fraction, text),
+        )
+        work.warnings.extend(built.warnings)
+        work.notes.extend(built.notes)
+        work.add(name, kind, built.facts)
+        title = kind.replace("-", " ")
+        work.done(f"{title} {config.label}", start, built.size, engine_verdict(built.facts))
+        return built.facts
+
+
+def engine_verdict(facts: EngineFacts) -> str:
+    """An engine in a few words: layers, types, and the GPU memory of one context."""
+    memory = f", {facts.activation_bytes / 2**20:.0f} MiB activations" if facts.activation_bytes else ""
+    return f"{facts.layers} layers, {facts.precision}{memory}"
+
+
+def engine_name(config: EngineConfig, precision: str = "fp32") -> str:
+    """The precision is part of the name, except for FP32."""
+    return f"model.{config.label}{'' if precision == 'fp32' else '.' + precision}.engine"
+
+
+def _check_placement(qdq_placement: str | None) -> None:
+    """Raises ExportError where INT8 is placed for OpenVINO and ONNX Runtime, and an engine is wanted of it."""
+    if qdq_placement == "cpu":
+        raise ExportError(
+            "INT8 with --qdq-placement cpu, the default where OpenVINO is the only target, quantizes projections of attentions, which "
+            "TensorRT computes wrongly or slowly; build the graph for it with --qdq-placement tensorrt"
+        )
+
+
+def _check_accept_slower(engines: Sequence[EngineConfig], precision: Precision | None) -> None:
+    """Raises EngineError where --accept-slower has no effect, because the graph is not INT8."""
+    if precision != Precision.INT8 and any(config.accept_slower for config in engines):
+        raise EngineError(
+            f"--accept-slower has no effect: it concerns INT8 engines, and this graph is {precision or 'of unknown precision'}; leave it "
+            "out, or build with --precision int8"
+        )
+
+
+def _check_engines(engines: Sequence[EngineConfig], plan: BuildPlan) -> None:
+    """Refuse engines that cannot be built, before minutes of export."""
+    names = [engine_name(config, plan.precision.target or Precision.FP32) for config in engines]
+    if len(set(names)) != len(names):
+        raise EngineError(f"two engines would have the name {names}; give each target and compute capability once")
+    export = plan.export
+    for config in engines:
+        if export.plugin and config.target == "tensorrt-rtx":
+            raise ExportError(
+                f"--msda {export.msda} makes plugin nodes, and TensorRT-RTX has no plugin layers; choose --target tensorrt, or "
+                "--msda gather"
+            )
+        if export.msda == "plugin" and not config.plugins:
+            raise ExportError("--msda plugin needs the plugin's library: --plugin libdetrt_plugin.so (docs/guide/plugin.md)")
+
+
+def check_engine(facts: EngineFacts, target: Precision) -> None:
+    """Compare the types of the layers of an engine with the precision of its graph.
+
+    Raises:
+        GateError: the engine lacks the low type (a silent upgrade), or has one that was not requested.
+    """
+    types = dict(facts.layer_types)
+    if not types:
+        return
+    low = {kind.tensorrt for kind in Precision if kind.bits < 32}
+    expected = low & {target.tensorrt, target.base.tensorrt}
+    missing = [kind for kind in expected if not types.get(kind)]
+    extra = [kind for kind in low - expected if types.get(kind)]
+    if missing or extra:
+        text = ", ".join(f"{kind} {count}" for kind, count in types.items())
+        fault = f"has no {', '.join(sorted(missing))} layer" if missing else f"also has {', '.join(sorted(extra))} layers"
+        raise GateError(
+            f"--precision {target} was requested, but the engine {fault} (layer outputs by type: {text}); "
+            "build it again from the checkpoint with the intended --precision"
+        )
+
+
+BUILDER = EngineBuilder()
