@@ -20,7 +20,7 @@ from ..text.tokenizer import PromptTokenizer
 from . import targets
 from .base import BaseSession
 from .prompted import PromptedSession
-from .search import Opener, OpenOptions, Search, only, refuse_load_options
+from .search import Opener, OpenOptions, Search, only, refuse_reading
 from .target import Target
 from .targets import CHECKPOINT, GRAPH, backend_names, row_of
 
@@ -101,7 +101,7 @@ def _open(ref: str | os.PathLike, options: OpenOptions) -> BaseSession:
     if options.spec is not None and options.backend not in ("auto", *takes_spec):
         raise SpecError(f"a spec is for the ONNX file, which ONNX Runtime runs; leave it out, or --backend {options.backend}")
     if row is None or not row.reads_load:
-        refuse_load_options(f"'{os.fspath(ref)}' is {_words(kind)}", options.load)
+        refuse_load_options(ref, kind, options.load)
     if row is None:
         return open_whole(Path(ref), lambda bundle: _open_bundle(bundle, options))
     opener = row.opened_by()
@@ -110,6 +110,11 @@ def _open(ref: str | os.PathLike, options: OpenOptions) -> BaseSession:
     path = Path(ref)
     session = opener.open_file(path, options)
     return with_text(session, path.parent, options, lambda: opener.encoder_beside(path, session, options))
+
+
+def refuse_load_options(ref: str | os.PathLike, kind: str, load: LoadOptions) -> None:
+    """Raise SpecError where it is said how a model is read that says it itself. kind: see `kind_of`."""
+    refuse_reading(f"'{os.fspath(ref)}' is {_words(kind)}", load)
 
 
 def load_options_for(refs: Sequence[str], load: LoadOptions) -> list[LoadOptions]:
@@ -121,7 +126,7 @@ def load_options_for(refs: Sequence[str], load: LoadOptions) -> list[LoadOptions
     kinds = [kind_of(ref) for ref in refs]
     reads = [(row := row_of(kind)) is not None and row.reads_load for kind in kinds]
     if not any(reads):
-        refuse_load_options(f"'{os.fspath(refs[0])}' is {_words(kinds[0])}", load)
+        refuse_load_options(refs[0], kinds[0], load)
     return [load if one else LoadOptions() for one in reads]
 
 

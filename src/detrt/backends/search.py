@@ -85,7 +85,7 @@ class Opener(ABC):
         return
 
 
-def refuse_load_options(what: str, load: LoadOptions) -> None:
+def refuse_reading(what: str, load: LoadOptions) -> None:
     """Raise SpecError where it is said how a model is read that says it itself. what: the model and what it is, in words."""
     for option in load.typed():
         raise SpecError(

@@ -9,7 +9,7 @@ from ...errors import DetrtError, SessionError, SpecError
 from ...spec import ModelSpec
 from ...system import CPU
 from ..base import BaseSession
-from ..search import Opener, OpenOptions, Search, only, refuse_load_options
+from ..search import Opener, OpenOptions, Search, only, refuse_reading
 from .rtx import BACKEND as RTX
 from .session import NoSpecError, OnnxSession, run_graph
 
@@ -31,7 +31,7 @@ class OnnxOpener(Opener):
             session.add_note("a graph of another exporter: " + "; ".join(foreign.notes))
             return session
         try:
-            refuse_load_options(f"'{path}' is an ONNX file", options.load)
+            refuse_reading(f"'{path}' is an ONNX file", options.load)
         except SpecError:
             session.close()
             raise
