@@ -36,6 +36,7 @@ class CheckpointOpener(Opener):
 
         source = load_source(os.fspath(path), options.load)
         session = open_torch(source, device=options.device or CPU)
+        session.checkpoint_sha256 = source.provenance.checkpoint_sha256
         for note in source.notes:
             session.add_note(note)
         return session
