@@ -8,7 +8,7 @@ from ..bundle import BundleFile
 from ..errors import DetrtError, MissingPackageError, SessionError
 from ..system import CPU
 from .base import BaseSession
-from .search import Opener, OpenOptions, Search
+from .search import FileSearch, Opener, SessionOptions
 from .target import Target
 
 TARGET = Target(
@@ -24,7 +24,7 @@ TARGET = Target(
 class CheckpointOpener(Opener):
     """Opens checkpoints, which no bundle has."""
 
-    def open_file(self, path: str | os.PathLike, options: OpenOptions) -> BaseSession:
+    def open_file(self, path: str | os.PathLike, options: SessionOptions) -> BaseSession:
         """path: a reference, such as hf:org/name."""
         try:
             from ..models.load import load_source
@@ -41,10 +41,10 @@ class CheckpointOpener(Opener):
             session.add_note(note)
         return session
 
-    def choose(self, search: Search) -> tuple[BaseSession, BundleFile] | None:
+    def choose(self, search: FileSearch) -> tuple[BaseSession, BundleFile] | None:
         return None
 
-    def refusal(self, search: Search) -> DetrtError:
+    def refusal(self, search: FileSearch) -> DetrtError:
         return SessionError(f"'{search.bundle.folder}' is a bundle and no checkpoint")
 
 

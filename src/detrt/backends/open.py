@@ -20,7 +20,7 @@ from ..text.tokenizer import PromptTokenizer
 from . import targets
 from .base import BaseSession
 from .prompted import PromptedSession
-from .search import Opener, OpenOptions, Search, only, refuse_reading
+from .search import FileSearch, Opener, SessionOptions, only, refuse_reading
 from .target import Target
 from .targets import CHECKPOINT, GRAPH, backend_names, row_of
 
@@ -76,7 +76,7 @@ def open_session(
     check_model(ref)
     device, threads, streams = check_device(device), check_integer(threads, "threads"), check_integer(streams, "streams")
     tuning = {name: value for name, value in (("performance", performance), ("streams", streams)) if value is not None}
-    session = _open(ref, OpenOptions(backend, device, threads, tuning, spec, eager_kernels, rounded, changed(load, changes)))
+    session = _open(ref, SessionOptions(backend, device, threads, tuning, spec, eager_kernels, rounded, changed(load, changes)))
     for name in tuning:
         owner = next(target for target in targets.TARGETS if name in target.tuning)
         if session.info.backend not in owner.names:
@@ -89,7 +89,7 @@ def open_session(
     return session
 
 
-def _open(ref: str | os.PathLike, options: OpenOptions) -> BaseSession:
+def _open(ref: str | os.PathLike, options: SessionOptions) -> BaseSession:
     if options.backend not in (names := backend_names()):
         raise SessionError(f"backend must be one of {', '.join(names)}; got {options.backend!r}")
     kind = kind_of(ref)
@@ -192,7 +192,7 @@ def _check_backend(ref: str | os.PathLike, kind: str, backend: str) -> None:
         )
 
 
-def _takes(target: Target, options: OpenOptions) -> bool:
+def _takes(target: Target, options: SessionOptions) -> bool:
     """Whether a backend may run a bundle: it is named, or none is and it suits the spec and the device."""
     if options.backend != "auto":
         return options.backend in target.names
@@ -201,9 +201,9 @@ def _takes(target: Target, options: OpenOptions) -> bool:
     return not options.device or options.device_kind in target.devices
 
 
-def _open_bundle(bundle: Bundle, options: OpenOptions) -> BaseSession:
+def _open_bundle(bundle: Bundle, options: SessionOptions) -> BaseSession:
     """The first backend that runs here. Raises what the last one that may run it says, where none does."""
-    search = Search(bundle, options, lambda: _open_bundle(bundle, OpenOptions(GRAPH.name, CPU, rounded=True)))
+    search = FileSearch(bundle, options, lambda: _open_bundle(bundle, SessionOptions(GRAPH.name, CPU, rounded=True)))
     opener = GRAPH.opened_by()
     for target in [target for target in targets.TARGETS if _takes(target, options)] or [GRAPH]:
         opener = target.opened_by()
@@ -212,7 +212,7 @@ def _open_bundle(bundle: Bundle, options: OpenOptions) -> BaseSession:
     raise opener.refusal(search)
 
 
-def _open_with(opener: Opener, search: Search) -> BaseSession | None:
+def _open_with(opener: Opener, search: FileSearch) -> BaseSession | None:
     """What one backend opens of a bundle, with its text encoder; None where it has nothing that runs here."""
     chosen = opener.choose(search)
     if chosen is None:
@@ -227,7 +227,7 @@ def _open_with(opener: Opener, search: Search) -> BaseSession | None:
 
 
 def _with_text_of(
-    search: Search, session: BaseSession, open_encoder: Callable[[], tuple[BaseSession | None, str]]
+    search: FileSearch, session: BaseSession, open_encoder: Callable[[], tuple[BaseSession | None, str]]
 ) -> BaseSession:
     """The session, or with its text encoder and tokenizer where the model takes a prompt.
 
@@ -257,7 +257,7 @@ def _with_text_of(
 def with_text(
     session: BaseSession,
     folder: Path,
-    options: OpenOptions = OpenOptions(),  # noqa: B008 - frozen
+    options: SessionOptions = SessionOptions(),  # noqa: B008 - frozen
     open_encoder: Callable[[], BaseSession | None] = lambda: None,
 ) -> BaseSession:
     """As `_with_text_of`, with the files that lie in `folder`, for a model that was opened by its path."""

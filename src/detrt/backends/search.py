@@ -16,7 +16,7 @@ from .base import BaseSession
 
 
 @dataclass(frozen=True, slots=True)
-class OpenOptions:
+class SessionOptions:
     """The arguments of `open_session` of these names. tuning: `performance` and `streams`, where they are given."""
 
     backend: str = "auto"
@@ -35,7 +35,7 @@ class OpenOptions:
 
 
 @dataclass(slots=True)
-class Search:
+class FileSearch:
     """The search for a file of a bundle that runs here.
 
     reasons: why files that were tried do not run. note: what is said about the session that opens, whichever it is. open_graph: opens
@@ -43,7 +43,7 @@ class Search:
     """
 
     bundle: Bundle
-    options: OpenOptions
+    options: SessionOptions
     open_graph: Callable[[], BaseSession]
     reasons: list[str] = field(default_factory=list)
     note: str = ""
@@ -53,34 +53,34 @@ class Opener(ABC):
     """Opens the files of one backend."""
 
     @abstractmethod
-    def open_file(self, path: Path, options: OpenOptions) -> BaseSession:
+    def open_file(self, path: Path, options: SessionOptions) -> BaseSession:
         """A file alone, without its text encoder. Raises SessionError: it does not run there."""
 
-    def open_part(self, path: Path, spec: ModelSpec, options: OpenOptions) -> BaseSession:
+    def open_part(self, path: Path, spec: ModelSpec, options: SessionOptions) -> BaseSession:
         """A part that lies beside a detector, on the CPU: a text encoder, or an encoder of query images. The backend of ONNX files only."""
         raise NotImplementedError
 
-    def encoder_beside(self, path: Path, session: BaseSession, options: OpenOptions) -> BaseSession | None:
+    def encoder_beside(self, path: Path, session: BaseSession, options: SessionOptions) -> BaseSession | None:
         """The text encoder that lies beside a file; None: the ONNX file of it runs."""
         return None
 
     @abstractmethod
-    def choose(self, search: Search) -> tuple[BaseSession, BundleFile] | None:
+    def choose(self, search: FileSearch) -> tuple[BaseSession, BundleFile] | None:
         """The first file of a bundle that runs here, and its entry; why others do not goes to `search.reasons`.
 
         Raises:
             SpecError: a damaged file, which is no reason to take another one.
         """
 
-    def encoder_of(self, search: Search, session: BaseSession, entry: BundleFile) -> tuple[BaseSession | None, str]:
+    def encoder_of(self, search: FileSearch, session: BaseSession, entry: BundleFile) -> tuple[BaseSession | None, str]:
         """The text encoder beside what `choose` gave, and a note; None: the ONNX file of it runs."""
         return None, ""
 
     @abstractmethod
-    def refusal(self, search: Search) -> DetrtError:
+    def refusal(self, search: FileSearch) -> DetrtError:
         """What is said where only this backend may run the bundle, and cannot."""
 
-    def check(self, search: Search, session: BaseSession, entry: BundleFile) -> None:
+    def check(self, search: FileSearch, session: BaseSession, entry: BundleFile) -> None:
         """Look at what `choose` gave, with its text encoder. Raises GateError: it must not run."""
         return
 

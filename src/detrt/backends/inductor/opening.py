@@ -7,17 +7,17 @@ from pathlib import Path
 from ...bundle import BundleFile
 from ...errors import DetrtError, EngineError, MissingPackageError, SessionError
 from ..base import BaseSession
-from ..search import Opener, OpenOptions, Search
+from ..search import FileSearch, Opener, SessionOptions
 from .session import InductorSession, SizedSession
 
 
 class PackageOpener(Opener):
     """Opens packages; several of one kind of device are one session of several sizes."""
 
-    def open_file(self, path: Path, options: OpenOptions) -> BaseSession:
+    def open_file(self, path: Path, options: SessionOptions) -> BaseSession:
         return InductorSession(path, device=options.device)
 
-    def choose(self, search: Search) -> tuple[BaseSession, BundleFile] | None:
+    def choose(self, search: FileSearch) -> tuple[BaseSession, BundleFile] | None:
         """The packages of the first kind of device that run here, those of a GPU first."""
         bundle = search.bundle
         opened: list[InductorSession] = []
@@ -35,7 +35,7 @@ class PackageOpener(Opener):
             return None
         return SizedSession(opened) if len(opened) > 1 else opened[0], entries[0]
 
-    def refusal(self, search: Search) -> DetrtError:
+    def refusal(self, search: FileSearch) -> DetrtError:
         folder, why = search.bundle.folder, "; ".join(search.reasons) or "it holds none"
         return EngineError(
             f"no compiled package of the bundle '{folder}' can run here: {why}. Build one with: detrt build {folder} --target inductor"

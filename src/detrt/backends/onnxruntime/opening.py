@@ -9,7 +9,7 @@ from ...errors import DetrtError, SessionError, SpecError
 from ...spec import ModelSpec
 from ...system import CPU
 from ..base import BaseSession
-from ..search import Opener, OpenOptions, Search, only, refuse_reading
+from ..search import FileSearch, Opener, SessionOptions, only, refuse_reading
 from .rtx import BACKEND as RTX
 from .session import NoSpecError, OnnxSession, run_graph
 
@@ -17,7 +17,7 @@ from .session import NoSpecError, OnnxSession, run_graph
 class OnnxOpener(Opener):
     """Opens ONNX files. It is the last of the list: every bundle has one."""
 
-    def open_file(self, path: Path, options: OpenOptions) -> BaseSession:
+    def open_file(self, path: Path, options: SessionOptions) -> BaseSession:
         """An ONNX file with its spec, or one of another exporter in detrt's contract."""
         provider, threads = provider_of(options), options.threads
         try:
@@ -37,16 +37,16 @@ class OnnxOpener(Opener):
             raise
         return session
 
-    def open_part(self, path: Path, spec: ModelSpec, options: OpenOptions) -> BaseSession:
+    def open_part(self, path: Path, spec: ModelSpec, options: SessionOptions) -> BaseSession:
         """Raises SessionError: it is not there."""
         return _open_part(path, spec, options)
 
-    def encoder_beside(self, path: Path, session: BaseSession, options: OpenOptions) -> BaseSession | None:
+    def encoder_beside(self, path: Path, session: BaseSession, options: SessionOptions) -> BaseSession | None:
         text = session.spec.text
         assert text is not None
         return _open_part(path.parent / text.encoder, session.spec, options, provider_of(options))
 
-    def choose(self, search: Search) -> tuple[BaseSession, BundleFile] | None:
+    def choose(self, search: FileSearch) -> tuple[BaseSession, BundleFile] | None:
         bundle, options = search.bundle, search.options
         graphs = bundle.of_kind("onnx")
         if not graphs:
@@ -73,17 +73,17 @@ class OnnxOpener(Opener):
             session.add_note(f"running the ONNX file with ONNX Runtime, because no engine can run here: {reasons}")
         return session, graphs[0]
 
-    def encoder_of(self, search: Search, session: BaseSession, entry: BundleFile) -> tuple[BaseSession | None, str]:
+    def encoder_of(self, search: FileSearch, session: BaseSession, entry: BundleFile) -> tuple[BaseSession | None, str]:
         assert session.spec.text is not None
         path = only(search.bundle, "text", session.spec.text.encoder)
         return OnnxSession(path, session.spec, provider=provider_of(search.options), threads=search.options.threads), ""
 
-    def refusal(self, search: Search) -> DetrtError:
+    def refusal(self, search: FileSearch) -> DetrtError:
         why = f" ({'; '.join(search.reasons)})" if search.reasons else ""
         return SessionError(f"the bundle '{search.bundle.folder}' has no ONNX file to fall back to{why}; build it again")
 
 
-def _open_part(path: Path, spec: ModelSpec, options: OpenOptions, provider: str = CPU) -> BaseSession:
+def _open_part(path: Path, spec: ModelSpec, options: SessionOptions, provider: str = CPU) -> BaseSession:
     if not path.is_file():
         raise SessionError(
             f"there is no text encoder '{path}', which this model needs to read a prompt; copy it there from where the "
@@ -92,7 +92,7 @@ def _open_part(path: Path, spec: ModelSpec, options: OpenOptions, provider: str 
     return OnnxSession(path, spec, provider=provider, threads=options.threads)
 
 
-def provider_of(options: OpenOptions) -> str:
+def provider_of(options: SessionOptions) -> str:
     """The execution provider, as `OnnxSession` takes it. Raises SessionError: a device that it does not run on."""
     if options.backend != RTX:
         return options.device or CPU

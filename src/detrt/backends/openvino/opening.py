@@ -10,7 +10,7 @@ from ...bundle import BundleFile, EngineFacts, text_encoder_beside
 from ...errors import DetrtError, EngineError, MissingPackageError, SessionError
 from ...system import CPU, processor_name
 from ..base import BaseSession
-from ..search import Opener, OpenOptions, Search
+from ..search import FileSearch, Opener, SessionOptions
 from .session import OpenVinoSession
 
 # On a CPU a bundle's OpenVINO model comes before its ONNX file, unless the ONNX file was the faster one on this processor.
@@ -20,14 +20,14 @@ PREFERRED_ON_CPU = "running the OpenVINO model, which was the faster one on a CP
 class OpenVinoOpener(Opener):
     """Opens OpenVINO models, and those of text encoders."""
 
-    def open_file(self, path: Path, options: OpenOptions) -> BaseSession:
+    def open_file(self, path: Path, options: SessionOptions) -> BaseSession:
         return OpenVinoSession(path, device=options.device, threads=options.threads, **options.tuning)
 
-    def encoder_beside(self, path: Path, session: BaseSession, options: OpenOptions) -> BaseSession | None:
+    def encoder_beside(self, path: Path, session: BaseSession, options: SessionOptions) -> BaseSession | None:
         encoder = text_encoder_beside(path)
         return OpenVinoSession(encoder, device=options.device, threads=options.threads) if encoder.is_file() else None
 
-    def choose(self, search: Search) -> tuple[BaseSession, BundleFile] | None:
+    def choose(self, search: FileSearch) -> tuple[BaseSession, BundleFile] | None:
         bundle, options = search.bundle, search.options
         models, note = bundle.of_kind("openvino"), ""
         if options.backend == "auto" and models and options.device in (None, CPU):
@@ -48,14 +48,14 @@ class OpenVinoOpener(Opener):
             return session, entry
         return None
 
-    def encoder_of(self, search: Search, session: BaseSession, entry: BundleFile) -> tuple[BaseSession | None, str]:
+    def encoder_of(self, search: FileSearch, session: BaseSession, entry: BundleFile) -> tuple[BaseSession | None, str]:
         encoders, options = search.bundle.of_kind("text-openvino"), search.options
         if not encoders:
             return None, ""
         path = search.bundle.checked_path(encoders[0])
         return OpenVinoSession(path, session.spec, encoders[0].engine, device=options.device, threads=options.threads), ""
 
-    def refusal(self, search: Search) -> DetrtError:
+    def refusal(self, search: FileSearch) -> DetrtError:
         folder = search.bundle.folder
         why = "; ".join(search.reasons) or f"it holds none. Build one with: detrt build {folder} --target openvino"
         return EngineError(f"no OpenVINO model of the bundle '{folder}' can run here: {why}")

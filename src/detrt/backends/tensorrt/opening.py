@@ -9,7 +9,7 @@ from ...errors import DetrtError, EngineError, MissingPackageError, SessionError
 from ...system import CPU
 from ..base import BaseSession
 from ..first_opening import check_first_opening
-from ..search import Opener, OpenOptions, Search
+from ..search import FileSearch, Opener, SessionOptions
 
 
 def open_engine(path: Path, device: str | None = None, *, eager_kernels: bool = False) -> BaseSession:
@@ -22,16 +22,16 @@ def open_engine(path: Path, device: str | None = None, *, eager_kernels: bool = 
 class EngineOpener(Opener):
     """Opens engines; the text encoder of an engine is the engine for the same target and GPUs."""
 
-    def open_file(self, path: Path, options: OpenOptions) -> BaseSession:
+    def open_file(self, path: Path, options: SessionOptions) -> BaseSession:
         if options.device == CPU:
             raise SessionError(f"'{path}' is a TensorRT engine, which needs a GPU; got the device cpu")
         return open_engine(path, options.device, eager_kernels=options.eager_kernels)
 
-    def encoder_beside(self, path: Path, session: BaseSession, options: OpenOptions) -> BaseSession | None:
+    def encoder_beside(self, path: Path, session: BaseSession, options: SessionOptions) -> BaseSession | None:
         encoder = text_encoder_beside(path)
         return open_engine(encoder, options.device) if encoder != path and encoder.is_file() else None
 
-    def choose(self, search: Search) -> tuple[BaseSession, BundleFile] | None:
+    def choose(self, search: FileSearch) -> tuple[BaseSession, BundleFile] | None:
         options = search.options
         for entry in search.bundle.of_kind("engine"):
             path = search.bundle.checked_path(entry)
@@ -41,7 +41,7 @@ class EngineOpener(Opener):
                 search.reasons.append(f"{entry.path}: {error}")
         return None
 
-    def encoder_of(self, search: Search, session: BaseSession, entry: BundleFile) -> tuple[BaseSession | None, str]:
+    def encoder_of(self, search: FileSearch, session: BaseSession, entry: BundleFile) -> tuple[BaseSession | None, str]:
         bundle, why = search.bundle, "the bundle has none for the same target and GPUs"
         for one in bundle.of_kind("text-engine"):
             if not _same_machine(one, entry):
@@ -58,14 +58,14 @@ class EngineOpener(Opener):
             )
         return None, f"the text encoder runs with ONNX Runtime, because no engine of it can run here: {why}"
 
-    def refusal(self, search: Search) -> DetrtError:
+    def refusal(self, search: FileSearch) -> DetrtError:
         folder, why = search.bundle.folder, "; ".join(search.reasons) or "it holds no engine"
         return EngineError(
             f"no engine of the bundle '{folder}' can run here: {why}. Build one with: detrt build {folder} --target tensorrt, or "
             "tensorrt-rtx"
         )
 
-    def check(self, search: Search, session: BaseSession, entry: BundleFile) -> None:
+    def check(self, search: FileSearch, session: BaseSession, entry: BundleFile) -> None:
         check_first_opening(session, search.bundle, entry, search.open_graph)
 
 
