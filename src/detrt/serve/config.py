@@ -183,10 +183,10 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if not self.models:
             raise SessionError("there is no model to serve; give a bundle folder: detrt serve BUNDLE")
-        from ..backends.open import BACKENDS
+        from ..backends.targets import backend_names
 
-        if self.backend not in BACKENDS:
-            raise SessionError(f"--backend must be one of {', '.join(BACKENDS)}; got {self.backend!r}")
+        if self.backend not in (backends := backend_names()):
+            raise SessionError(f"--backend must be one of {', '.join(backends)}; got {self.backend!r}")
         names = [model.name for model in self.models]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise SessionError(f"two models have the name '{twice[0]}'; give one of them another: other-name={twice[0]}")
