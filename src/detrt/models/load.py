@@ -406,7 +406,7 @@ def load_checkpoint(
         SourceError: see `state_file.read_state`; an unknown or wrong family; keys that do not fit; a number
             of classes that no label set has; a prompted model without `tokenizer`. SpecError: labels that do not fit the head.
     """
-    from .checkpoints import FORMATS, load, spec_of
+    from .checkpoints import FORMATS, load, spec_of, tells
     from .checkpoints.state_file import read_state
     from .hub import refuse_text_choices, require_transformers
     from .preprocessor import read_input_spec
@@ -417,7 +417,7 @@ def load_checkpoint(
     path = Path(ref.removeprefix("ckpt:")).expanduser()
     if family is not None and family not in FORMATS:
         raise SourceError(f"there is no family {family!r} for checkpoint files; --family takes: {', '.join(FORMATS)}")
-    file = read_state(path, ref)
+    file = read_state(path, ref, tells)
     variant = family or _recognise(file.tensors, ref)
     if why := why_unsupported(BY_NAME[FORMATS[variant].family]):
         raise SourceError(f"'{ref}' {why}")

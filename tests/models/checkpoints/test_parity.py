@@ -13,6 +13,7 @@ import torch
 from authors_files import CASES, module_of, write_file
 from original_names import to_original
 
+from detrt.errors import SourceError
 from detrt.export import ExportConfig, export_onnx
 from detrt.models.load import load_source
 
@@ -96,6 +97,78 @@ def test_ema_is_preferred_and_wrappers_are_opened(loaded, tmp_path):
         got = load_source(f"ckpt:{path}")
         assert words in got.notes[0]
         assert all(torch.equal(tensor, want[key]) for key, tensor in got.module.state_dict().items()), name
+
+
+def prefixed(prefix, state):
+    return {f"{prefix}{key}": tensor for key, tensor in state.items()}
+
+
+def in_the_middle(state, word):
+    """Each part of the model wrapped by itself."""
+    return {key.replace(".", f".{word}.", 1): tensor for key, tensor in state.items()}
+
+
+# Trainer -> what its file holds, of the good and the worse weights; the good ones are wanted.
+LIGHTNING = {"pytorch-lightning_version": "2.6.0", "callbacks": {}, "optimizer_states": [{"state": {}}]}
+TRAINERS = {
+    "lightning": (lambda good, worse: {**LIGHTNING, "state_dict": prefixed("model.", good)}, "(weights)"),
+    "lightning compiled": (lambda good, worse: {**LIGHTNING, "state_dict": prefixed("model._orig_mod.", good)}, "(weights)"),
+    "lightning and its criterion": (
+        lambda good, worse: {"state_dict": {**prefixed("net.", good), "criterion.empty_weight": torch.ones(81)}},
+        "1 tensors beside the detector were not read (criterion)",
+    ),
+    "wrapped twice": (lambda good, worse: prefixed("module._orig_mod.detector.", good), "(weights)"),
+    "compiled, then distributed": (lambda good, worse: {"model": prefixed("_orig_mod.module.", good)}, "(weights)"),
+    "parts compiled": (lambda good, worse: {"model": in_the_middle(good, "_orig_mod")}, "(weights)"),
+    "sharded": (lambda good, worse: {"model": in_the_middle(good, "_fsdp_wrapped_module")}, "(weights)"),
+    "average beside": (
+        lambda good, worse: {"state_dict": {**prefixed("model.", worse), **prefixed("model_ema.module.", good)}},
+        "EMA weights",
+    ),
+    "average of a callback": (
+        lambda good, worse: {
+            **LIGHTNING,
+            "state_dict": prefixed("model.", worse),
+            "callbacks": {"EMACallback": {"ema_state_dict": prefixed("model.", good), "decay": 0.999}},
+        },
+        "EMA weights",
+    ),
+    "average of Lightning": (
+        lambda good, worse: {"state_dict": prefixed("model.", good), "current_model_state": prefixed("model.", worse)},
+        "EMA weights",
+    ),
+    "average of torch": (
+        lambda good, worse: {"model": worse, "averaged_model": {"n_averaged": torch.tensor(9), **prefixed("module.", good)}},
+        "EMA weights",
+    ),
+}
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_model_is_found_under_the_names_of_any_trainer(trainer, loaded, tmp_path):
+    module, source = loaded("rt_detr")
+    state = to_original("rt_detr", module.state_dict())
+    worse = {key: tensor + 1 if tensor.is_floating_point() else tensor for key, tensor in state.items()}
+    content, words = TRAINERS[trainer]
+    torch.save(content(state, worse), tmp_path / "last.ckpt")
+    got = load_source(f"ckpt:{tmp_path / 'last.ckpt'}")
+    assert words in got.notes[0]
+    want = source.module.state_dict()
+    assert all(torch.equal(tensor, want[key]) for key, tensor in got.module.state_dict().items())
+
+
+def test_two_models_in_one_file_are_refused(loaded, tmp_path):
+    state = to_original("rt_detr", loaded("rt_detr")[0].state_dict())
+    torch.save({"state_dict": {**prefixed("student.", state), **prefixed("teacher.", state)}}, tmp_path / "two.ckpt")
+    with pytest.raises(SourceError, match=r"holds 2 models \('state_dict.student', 'state_dict.teacher'\)"):
+        load_source(f"ckpt:{tmp_path / 'two.ckpt'}")
+
+
+def test_what_is_refused_by_name_is_so_under_a_prefix(loaded, tmp_path):
+    state = to_original("detr", loaded("detr")[0].state_dict())
+    torch.save({"state_dict": prefixed("model.detr.", {**state, "x.y": torch.ones(2)})}, tmp_path / "panoptic.ckpt")
+    with pytest.raises(SourceError, match="for panoptic segmentation"):
+        load_source(f"ckpt:{tmp_path / 'panoptic.ckpt'}")
 
 
 def test_safetensors_and_labels_by_count(loaded, tmp_path):

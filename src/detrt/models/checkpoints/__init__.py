@@ -104,6 +104,11 @@ def recognise(keys: Iterable[str]) -> str | None:
     return None
 
 
+def tells(keys: Iterable[str]) -> bool:
+    """Whether keys are those of a model that is read, or of one that is refused by name."""
+    return recognise(keys) is not None or first_match(keys, RELATIVES) is not None
+
+
 def refuse_relatives(state: Mapping[str, Tensor], ref: str, of_format: Table = ()) -> None:
     """Raise SourceError for a model of `RELATIVES`. of_format: such a table of one format."""
     found = first_match(state, (*RELATIVES, *of_format))

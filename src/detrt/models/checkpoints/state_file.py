@@ -6,7 +6,7 @@ import argparse
 import pickle
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,13 @@ SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".safetensors")
 # Where trainers keep the moving average, best first, and then the weights themselves.
 _EMA = ("ema_state_dict", "ema", "model_ema", "ema_model")
 _PLAIN = ("model", "state_dict", "model_state_dict", "module")
-_PREFIXES = ("module.", "_orig_mod.")
+# Names that wrappers put between those of a model: torch.compile, and two of distributed training.
+_WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+_IS_EMA = re.compile(r"(?<![a-z])ema(?![a-z])|E[Mm][Aa]|[Aa]verag")
+# Where settings of a training are kept, the last counts most.
+_SETTINGS = ("hyper_parameters", "hparams", "train_config", "model_config", "config", "cfg", "opt", "args")
+_FEWEST = 20  # tensors of a model; parts with fewer are not looked at
+Told = Callable[[Iterable[str]], Any]
 _QUANTISED = re.compile(r"(zero_point|_packed_params|weight_fake_quant|qweight|qzeros|weight_scale|SCB)(\.|$)")
 # How torch words a global that it will not import, or a call that it will not make.
 _REFUSED_GLOBAL = re.compile(
@@ -34,7 +40,8 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}\.|\.index\.json$")
 class StateFile:
     """tensors: by their original names. weights: which of the file's sets they are. args: settings in the file.
 
-    labels: class names in the file, by id or in order; empty where it has none.
+    labels: class names in the file, by id or in order; empty where it has none. words: texts at the top of the file, by name.
+    plain_args: its `args` are a dictionary, not an object of argparse.
     """
 
     tensors: dict[str, Tensor]
@@ -42,10 +49,15 @@ class StateFile:
     args: dict[str, Any] = field(default_factory=dict)
     labels: Mapping[int, str] | Sequence[str] = ()
     notes: list[str] = field(default_factory=list)
+    words: dict[str, str] = field(default_factory=dict)
+    plain_args: bool = False
 
 
-def read_state(path: Path, ref: str) -> StateFile:
+def read_state(path: Path, ref: str, told: Told | None = None) -> StateFile:
     """Read a checkpoint file with `weights_only=True`, and take the moving average where it has one.
+
+    Args:
+        told: whether names are those of a known model, which is then found at any place and under any common prefix.
 
     Raises:
         SourceError: no such file, a shard, damaged or not a checkpoint, code in the pickle (which is not
@@ -63,9 +75,11 @@ def read_state(path: Path, ref: str) -> StateFile:
     loaded = _read_safetensors(path, ref) if path.suffix == ".safetensors" else _read_pickle(path, ref)
     if not isinstance(loaded, Mapping):
         raise SourceError(f"'{ref}' holds a {type(loaded).__name__}, not a state dict; save model.state_dict() instead")
-    tensors, weights = _choose(loaded, ref)
+    tensors, weights, notes = _choose(loaded, ref, told)
     args = _args(loaded)
-    found = StateFile(tensors, weights, args, _labels(loaded, args))
+    words = {key: value for key, value in loaded.items() if isinstance(key, str) and isinstance(value, str)}
+    plain = isinstance(loaded.get("args"), Mapping)
+    found = StateFile(tensors, weights, args, _labels(loaded, args), notes, words, plain)
     _check(found, ref)
     return found
 
@@ -132,41 +146,117 @@ def _short(text: str) -> str:
     return text if re.search("[A-Za-z]", text) else "it ends too early, or is something else"
 
 
-def _choose(loaded: Mapping[Any, Any], ref: str) -> tuple[dict[str, Tensor], str]:
-    """The state dict of a file, and a word for which of its sets it is."""
+def _choose(loaded: Mapping[Any, Any], ref: str, told: Told | None) -> tuple[dict[str, Tensor], str, list[str]]:
+    """The state dict of a file, a word for which of its sets it is, and notes."""
+    sets = list(_sets(loaded))
+    if told is not None:
+        found = [(place, *one) for place, tensors in sets for one in _models(tensors, told)]
+        if found:
+            return _best(found, sets, "current_model_state" in loaded, ref)
+    # Of no known model: as its writers use to nest it, for a message or for a family that the caller names.
+    by_place = dict(sets)
     for name in (*_EMA, *_PLAIN):
-        value = loaded.get(name)
-        if not isinstance(value, Mapping):
-            continue
-        if isinstance(value.get("module"), Mapping):
-            value = value["module"]
-        tensors = _tensors(value)
-        if len(tensors) > 1:
-            return tensors, "EMA weights" if name in _EMA else "weights"
-    tensors = _tensors(loaded)
-    if not tensors:
+        for place in (f"{name}.module", name):
+            if len(tensors := _unwrapped(by_place.get(place, {}))) > 1:
+                return tensors, "EMA weights" if name in _EMA else "weights", []
+    if not by_place.get(""):
         keys = ", ".join(map(str, list(loaded)[:6])) or "nothing"
         raise SourceError(f"'{ref}' holds no state dict: its keys are {keys}; expected one of {', '.join((*_EMA, *_PLAIN))}")
-    return tensors, "weights"
+    return _unwrapped(by_place[""]), "weights", []
 
 
-def _tensors(mapping: Mapping[Any, Any]) -> dict[str, Tensor]:
+def _sets(loaded: Mapping[Any, Any], place: str = "", depth: int = 0) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Place and content of each dictionary of named tensors in a file; names of wrappers in the middle are taken out."""
     import torch
 
-    found = {key: value for key, value in mapping.items() if isinstance(key, str) and isinstance(value, torch.Tensor)}
-    for prefix in _PREFIXES:
-        # A moving average counts its steps beside the wrapped model.
-        wrapped = {key: value for key, value in found.items() if key.startswith(prefix)}
-        if len(wrapped) > len(found) / 2:
-            found = {key.removeprefix(prefix): value for key, value in wrapped.items()}
+    tensors = {
+        _WRAPPERS.sub("", key): value for key, value in loaded.items() if isinstance(key, str) and isinstance(value, torch.Tensor)
+    }
+    if tensors:
+        yield place, tensors
+    for key, value in loaded.items():
+        if isinstance(value, Mapping) and depth < 4 and not str(key).startswith(("optimizer", "lr_scheduler")):
+            yield from _sets(value, f"{place}.{key}".lstrip("."), depth + 1)
+
+
+def _models(tensors: dict[str, Tensor], told: Told) -> list[tuple[str, dict[str, Tensor], list[str]]]:
+    """Each known model in a dictionary: the prefix of its names, its tensors without it, and the names beside all models."""
+    if told(tensors):
+        return [("", tensors, [])]
+    counts: dict[str, int] = {}
+    for key in tensors:
+        words = key.split(".")
+        for number in range(1, min(len(words), 6)):
+            prefix = ".".join(words[:number]) + "."
+            counts[prefix] = counts.get(prefix, 0) + 1
+    found: dict[str, dict[str, Tensor]] = {}
+    for prefix in sorted(counts, key=lambda one: one.count(".")):  # the outermost first
+        if counts[prefix] < _FEWEST or prefix.startswith(tuple(found)):
+            continue
+        inner = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+        if told(inner):
+            found[prefix] = inner
+    beside = [key for key, tensor in tensors.items() if not key.startswith(tuple(found)) and tensor.numel() > 1]
+    return [(prefix, inner, beside) for prefix, inner in found.items()]
+
+
+def _best(
+    found: list[tuple[str, str, dict[str, Tensor], list[str]]],
+    sets: list[tuple[str, dict[str, Tensor]]],
+    averaged: bool,
+    ref: str,
+) -> tuple[dict[str, Tensor], str, list[str]]:
+    """The moving average where there is one, else the weights. averaged: Lightning has put the average into `state_dict`.
+
+    Raises:
+        SourceError: several models, of which no name tells which to take.
+    """
+    order = {name: number for number, name in enumerate((*_EMA, *_PLAIN))}
+
+    def rank(one: tuple[str, str, dict[str, Tensor], list[str]]) -> tuple[bool, int]:
+        place, prefix = one[:2]
+        ema = _IS_EMA.search(f"{place}.{prefix}") is not None or (averaged and place == "state_dict")
+        return not ema, order.get(place.split(".")[0], len(order))
+
+    found = sorted(found, key=rank)
+    place, prefix, tensors, beside = found[0]
+    title = f"{place}.{prefix}".strip(".")
+    others = [f"{at}.{before}".strip(".") for at, before, *_ in found[1:] if rank((at, before, {}, [])) == rank(found[0])]
+    if others:
+        raise SourceError(
+            f"'{ref}' holds {len(others) + 1} models ('{title}', '{others[0]}'), and no name tells which to run; save one of them alone: "
+            "torch.save({'model': state_dict}, path)"
+        )
+    notes = [] if title in ("", *order, "ema.module", "module.module") else [f"weights of '{title}'"]
+    if beside:
+        parts = sorted({key.split(".")[0] for key in beside})
+        notes.append(f"{len(beside)} tensors beside the detector were not read ({', '.join(parts[:5])})")
+    ema = not rank(found[0])[0]
+    unnamed = [at for at, names in sets if not ema and _IS_EMA.search(at) and len(names) > 1]
+    if unnamed:
+        notes.append(f"the moving average in '{unnamed[0]}' has names of no model that detrt knows, and was not read")
+    return tensors, "EMA weights" if ema else "weights", notes
+
+
+def _unwrapped(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    prefix = "module."
+    # A moving average counts its steps beside the wrapped model.
+    wrapped = {key: value for key, value in found.items() if key.startswith(prefix)}
+    if len(wrapped) > len(found) / 2:
+        found = {key.removeprefix(prefix): value for key, value in wrapped.items()}
     return found
 
 
-def _args(loaded: Mapping[Any, Any]) -> dict[str, Any]:
-    args = loaded.get("args")
-    if isinstance(args, argparse.Namespace):
-        return dict(vars(args))
-    return dict(args) if isinstance(args, Mapping) else {}
+def _args(loaded: Mapping[Any, Any], depth: int = 0) -> dict[str, Any]:
+    """Settings of a training, wherever trainers keep them; `args` count most."""
+    found: dict[str, Any] = {}
+    for name in _SETTINGS:
+        value = loaded.get(name)
+        value = vars(value) if isinstance(value, argparse.Namespace) else value
+        if isinstance(value, Mapping):
+            inner = _args(value, depth + 1) if depth < 2 else {}
+            found |= {key: one for key, one in value.items() if isinstance(key, str)} | inner
+    return found
 
 
 def _labels(loaded: Mapping[Any, Any], args: Mapping[str, Any]) -> Mapping[int, str] | Sequence[str]:
