@@ -138,6 +138,8 @@ def read_foreign(path: Path | str, load: LoadOptions | None, run: Run) -> Foreig
     if not foreign.queries or (not foreign.classes and foreign.layout.name != "rt-detr"):
         usual = parse_size(sidecar.resize, "--resize") if sidecar.resize and ":" not in sidecar.resize else (640, 640)
         foreign = foreign.with_shapes(run(path, foreign.feeds(usual)), str(path))
+    if load.labels_start is not None:
+        stated["labels_start"] = load.labels_start
     return _ForeignReader(path, foreign, sidecar, load.labels, stated).read()
 
 
@@ -241,6 +243,18 @@ class _ForeignReader:
         self._notes.append(f"family {name}, {origin}")
         return BY_NAME[name]
 
+    def _by_column(self, stored: Any, classes: int | None, origin: str) -> dict[int, str]:
+        """Names by column of the head: of a list, by the option where the head has more columns."""
+        start = self._stated.get("labels_start")
+        if isinstance(stored, Mapping):
+            return dict(stored)
+        if start is None and classes and len(stored) == classes - 1:
+            raise SpecError(
+                f"{origin} has {len(stored)} names in a list, and '{self._path}' has {classes} columns; say which column the first name is for "
+                "with --labels-start 0 or --labels-start 1, or name their ids"
+            )
+        return dict(enumerate(stored, start or 0))
+
     def _class_names(self, config: Any) -> dict[int, str]:
         """Class names by id."""
         classes = self._foreign.classes
@@ -258,12 +272,13 @@ class _ForeignReader:
         if self._labels is not None:
             from .labels import count_labels, read_labels
 
-            lines = classes or count_labels(self._labels)
-            names = read_labels(self._labels, lines)
+            start = self._stated.get("labels_start")
+            lines = classes or count_labels(self._labels) + (start or 0)
+            names = read_labels(self._labels, lines, start)
             self._notes.append(f"{len(names)} class names of '{self._labels}'")
             return names
         if stored:
-            found = dict(stored) if isinstance(stored, Mapping) else dict(enumerate(stored))
+            found = self._by_column(stored, classes, origin)
             if classes and max(found) >= classes:
                 raise SpecError(
                     f"{origin} names {len(found)} classes (ids up to {max(found)}), but '{self._path}' has {classes}; give those of "

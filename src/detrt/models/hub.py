@@ -86,6 +86,7 @@ def load_folder(
     *,
     trust_remote_code: bool = False,
     labels: Path | str | None = None,
+    labels_start: int | None = None,
     family: str | None = None,
     tokenizer: Path | str | None = None,
     resize: str | None = None,
@@ -128,7 +129,11 @@ def load_folder(
         )
     if why := why_unsupported(row):
         raise SourceError(f"'{ref}' {why}")
-    refuse_text_choices(row, labels, tokenizer)
+    refuse_text_choices(row, labels, tokenizer, labels_start)
+    if labels_start is not None and labels is None:
+        raise SourceError(
+            f"--labels-start {labels_start} needs --labels FILE: the config.json of '{ref}' says the id of each class"
+        )
     words = read_tokenizer(tokenizer, folder, ref) if row.text else None  # before seconds of loading
     with _without_adapter(folder, ref) as (plain, notes):
         module, ignored = _load_module(
@@ -144,7 +149,7 @@ def load_folder(
     if words is not None:
         spec = text_spec(row, module, entry, words, ref)
     else:
-        names = read_labels(labels, int(module.config.num_labels)) if labels else None
+        names = read_labels(labels, int(module.config.num_labels), labels_start) if labels else None
         spec = make_spec(row, module, entry, names)
     spec = replace(spec, name=ref.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1])
     provenance = Provenance(
@@ -207,8 +212,12 @@ def _anchors_of_every_size(config: Any) -> tuple[str, ...]:
     )
 
 
-def refuse_text_choices(family: Family, labels: Path | str | None, tokenizer: Path | str | None) -> None:
+def refuse_text_choices(
+    family: Family, labels: Path | str | None, tokenizer: Path | str | None, labels_start: int | None = None
+) -> None:
     """Raise SourceError for labels of a prompted family, and for a tokenizer of one with fixed classes."""
+    if family.text and labels_start is not None:
+        raise SourceError(f"--labels-start {labels_start} cannot be given for {family.title}: it finds what a prompt asks for")
     if family.text and labels is not None:
         raise SourceError(f"--labels '{labels}' cannot be given for {family.title}: it finds what a prompt asks for")
     if not family.text and tokenizer is not None:

@@ -47,24 +47,25 @@ def choose(
     *,
     file: Path | str | None = None,
     stored: Mapping[int, str] | Sequence[str] = (),
+    first: int | None = None,
     ref: str = "",
 ) -> tuple[dict[int, str], str]:
     """Class names by column of a head, and a note on their origin: a file, the checkpoint, or a known label set.
 
-    classes: columns of the head. stored: names in the checkpoint, by id or in order; those of a head with
-    one column more start at id 1.
+    classes: columns of the head. stored: names in the checkpoint, by id or in order. first: column of the first
+    name of a list; None where nothing tells.
 
     Raises:
         SourceError: no names, and no set with that many classes. SpecError: a file that does not match the head.
     """
 
     if file:
-        return read_labels(file, classes), f"class names of '{file}'"
+        names = read_labels(file, classes, first)
+        return names, f"class names of '{file}'{_start(names, classes)}"
     if stored:
-        first = 1 if len(stored) == classes - 1 else 0
-        names = dict(stored) if isinstance(stored, Mapping) else dict(enumerate(stored, first))
+        names = dict(stored) if isinstance(stored, Mapping) else dict(enumerate(stored, first or 0))
         if max(names) < classes and (isinstance(stored, Mapping) or len(names) >= classes - 1):
-            return names, f"{len(names)} class names of the checkpoint"
+            return names, f"{len(names)} class names of the checkpoint{_start(names, classes)}"
     unfit = f"; {len(stored)} names in the checkpoint do not fit and were not used" if stored else ""
     found = label_sets().get(classes)
     if found is not None:
@@ -76,13 +77,35 @@ def choose(
     )
 
 
-def read_labels(path: Path | str, classes: int) -> dict[int, str]:
+def _start(names: Mapping[int, str], classes: int) -> str:
+    """Words on the column of the first name, where the head has more columns than names."""
+    return "" if len(names) == classes else f", '{names[min(names)]}' is column {min(names)} (--labels-start)"
+
+
+def read_labels(path: Path | str, classes: int, first: int | None = None) -> dict[int, str]:
     """Class names from a text file (one per line) or a JSON object of id to name.
+
+    first: column of the head that the first name of a list is for; a list may then be shorter than the head.
 
     Raises:
         SpecError: unreadable, empty, or not as many names as the head has classes.
     """
     names, lines = _named(path)
+    if first is not None:
+        if lines is None:
+            raise SpecError(f"--labels-start {first} is for a list of names, and '{path}' says their ids; leave it out")
+        if not names or first < 0 or first + lines > classes:
+            raise SpecError(
+                f"--labels-start {first} with the {lines} names of '{path}' needs columns {first}..{first + lines - 1}, and the head has "
+                f"0..{classes - 1}"
+            )
+        return {first + number: name for number, name in names.items()}
+    if lines == classes - 1:
+        raise SpecError(
+            f"labels file '{path}' has {lines} names, and the head has {classes} columns: one is of the background or of no class. Say which "
+            "column the first name is for: --labels-start 0 (RF-DETR 1.5 and newer, and of YOLO data sets) or --labels-start 1 (ids "
+            "from 1, as of COCO and RF-DETR up to 1.4)"
+        )
     if not names or max(names) >= classes or min(names) < 0 or (lines is not None and lines != classes):
         raise SpecError(
             f"labels file '{path}' has {len(names)} names (ids up to {max(names, default=-1)}), but the head has "
@@ -98,7 +121,7 @@ def count_labels(path: Path | str) -> int:
 
 
 def _named(path: Path | str) -> tuple[dict[int, str], int | None]:
-    """Class id -> name of a labels file, and its number of lines; None for JSON. A blank line keeps its id free."""
+    """Class id -> name of a labels file, and its number of names; None for a JSON object. A blank line keeps its id free."""
     path = Path(path)
     if path.suffix.lower() != ".json":
         lines = files.read_lines(path, "labels file")
@@ -110,4 +133,4 @@ def _named(path: Path | str) -> tuple[dict[int, str], int | None]:
         names = {int(k): str(v) for k, v in data.items()} if isinstance(data, dict) else dict(enumerate(map(str, data)))
     except (ValueError, TypeError) as error:
         raise SpecError(f"labels file '{path}' must be a JSON list or an object of id to name: {error}") from None
-    return names, None
+    return names, None if isinstance(data, dict) else len(names)

@@ -35,7 +35,18 @@ _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 ONNX_ONLY = ("layout", "mean", "std")  # fields of LoadOptions that no checkpoint takes
 FLAGS = ("trust_remote_code", "allow_untested_transformers")  # fields of LoadOptions that are off or on
 # Fields of LoadOptions that the provenance records; paths are absolute.
-RECORDED = ("family", "labels", "tokenizer", "resize", "preprocess", "queries", "decoder_layers", "no_masks", *ONNX_ONLY)
+RECORDED = (
+    "family",
+    "labels",
+    "labels_start",
+    "tokenizer",
+    "resize",
+    "preprocess",
+    "queries",
+    "decoder_layers",
+    "no_masks",
+    *ONNX_ONLY,
+)
 
 
 def is_checkpoint_reference(ref: str) -> bool:
@@ -66,6 +77,8 @@ class LoadOptions:
         family: of ckpt:FILE, the family instead of the one that its keys tell; of the folder of a DEIMv2 with its own code,
             "deimv2-upstream" runs detrt's published DEIMv2 on its weights instead of that code.
         labels: file with one class name per line, or JSON {"0": "name", ...}, instead of the checkpoint's names.
+        labels_start: column of the head that the first name is for, of `labels` or of the file's own list, where the head has more
+            columns than there are names.
         tokenizer: of a prompted model, a tokenizer.json, a vocab.txt or a folder with one, instead of the checkpoint's own.
         trust_remote_code: run Python code that comes with the checkpoint.
         allow_untested_transformers: load with a version of transformers that detrt was not tested with; an export is then always
@@ -88,6 +101,13 @@ class LoadOptions:
     labels: Path | None = field(
         default=None,
         metadata={"help": "Class names of a checkpoint: a text file with one per line, or JSON.", "panel": "Checkpoint"},
+    )
+    labels_start: int | None = field(
+        default=None,
+        metadata={
+            "help": "Column of a checkpoint's head that the first class name is for, where it has more columns than names: 0 or 1.",
+            "panel": "Checkpoint",
+        },
     )
     tokenizer: Path | None = field(
         default=None,
@@ -190,6 +210,7 @@ class LoadChanges(TypedDict, total=False):
 
     family: str | None
     labels: Path | str | None
+    labels_start: int | None
     tokenizer: Path | str | None
     trust_remote_code: bool
     allow_untested_transformers: bool
@@ -284,9 +305,11 @@ def load_source(ref: str, options: LoadOptions | None = None, **changes: Unpack[
     if ref.startswith("random:"):
         from .random import load_random
 
-        source = load_random(ref, labels=options.labels, tokenizer=options.tokenizer)
+        source = load_random(ref, labels=options.labels, labels_start=options.labels_start, tokenizer=options.tokenizer)
     elif ref.startswith("ckpt:"):
-        source = load_checkpoint(ref, family=options.family, labels=options.labels, tokenizer=options.tokenizer)
+        source = load_checkpoint(
+            ref, family=options.family, labels=options.labels, labels_start=options.labels_start, tokenizer=options.tokenizer
+        )
     else:
         from .hub import load_folder
 
@@ -296,6 +319,7 @@ def load_source(ref: str, options: LoadOptions | None = None, **changes: Unpack[
             ref,
             trust_remote_code=options.trust_remote_code,
             labels=options.labels,
+            labels_start=options.labels_start,
             family=options.family,
             tokenizer=options.tokenizer,
             resize=options.resize,
@@ -310,7 +334,7 @@ def load_source(ref: str, options: LoadOptions | None = None, **changes: Unpack[
     for name in RECORDED:
         value = getattr(options, name)
         chosen[name] = str(value.absolute()) if isinstance(value, Path) else value
-    recorded = {key: value for key, value in chosen.items() if value}
+    recorded = {key: value for key, value in chosen.items() if value not in (None, False, [])}
     return replace(source, provenance=replace(source.provenance, options=recorded))
 
 
@@ -395,18 +419,20 @@ def load_checkpoint(
     *,
     family: str | None = None,
     labels: Path | str | None = None,
+    labels_start: int | None = None,
     tokenizer: Path | str | None = None,
 ) -> Source:
     """Load `ckpt:FILE`, a checkpoint file as its authors publish it.
 
     Args:
         family: one of `family_names()` instead of the one that the keys tell.
+        labels_start: see `LoadOptions`.
 
     Raises:
         SourceError: see `state_file.read_state`; an unknown or wrong family; keys that do not fit; a number
             of classes that no label set has; a prompted model without `tokenizer`. SpecError: labels that do not fit the head.
     """
-    from .checkpoints import FORMATS, load, spec_of, tells
+    from .checkpoints import FORMATS, load, names_start, spec_of, tells
     from .checkpoints.state_file import read_state
     from .hub import refuse_text_choices, require_transformers
     from .preprocessor import read_input_spec
@@ -422,14 +448,15 @@ def load_checkpoint(
     if why := why_unsupported(BY_NAME[FORMATS[variant].family]):
         raise SourceError(f"'{ref}' {why}")
     # Before seconds of building a model, not after them.
-    refuse_text_choices(BY_NAME[FORMATS[variant].family], labels, tokenizer)
+    refuse_text_choices(BY_NAME[FORMATS[variant].family], labels, tokenizer, labels_start)
     words = read_tokenizer(tokenizer, None, ref) if BY_NAME[FORMATS[variant].family].text else None
     module, row, report = load(file.tensors, variant, file.args, ref)
     check_channels(module, ref)
     report.weights = file.weights
     report.notes += file.notes
     if words is None:
-        spec = spec_of(variant, module, row, report, labels=labels, stored=file.labels, ref=ref)
+        first = names_start(variant, file) if labels_start is None and labels is None else labels_start
+        spec = spec_of(variant, module, row, report, labels=labels, stored=file.labels, first=first, ref=ref)
     else:
         with_boolean_masks(module)
         spec = text_spec(row, module, read_input_spec(None, row, module.config), words, ref)

@@ -340,7 +340,9 @@ SIZES = {
 }
 
 
-def load_random(ref: str, *, labels: Path | str | None = None, tokenizer: Path | str | None = None) -> Source:
+def load_random(
+    ref: str, *, labels: Path | str | None = None, labels_start: int | None = None, tokenizer: Path | str | None = None
+) -> Source:
     """A Source for `random:<name>` or `random:<name>/tiny`.
 
     Raises:
@@ -357,18 +359,20 @@ def load_random(ref: str, *, labels: Path | str | None = None, tokenizer: Path |
     if found is not None and (why := why_unsupported(BY_NAME[found[0]])):  # the others are detrt's own
         raise SourceError(f"'{ref}' {why}")
     if name in TEXT_MODELS:
-        return load_random_text(ref, labels=labels, tokenizer=tokenizer)
+        return load_random_text(ref, labels=labels, labels_start=labels_start, tokenizer=tokenizer)
+    if labels_start is not None and labels is None:
+        raise SourceError(f"--labels-start {labels_start} needs --labels FILE: '{ref}' has a name for each class")
     if tokenizer is not None:
         raise SourceError(f"--tokenizer '{tokenizer}' cannot be given for '{ref}', which takes no prompt")
     if name in DINO_MODELS:
-        return load_random_dino(ref, labels=labels)
+        return load_random_dino(ref, labels=labels, labels_start=labels_start)
     family_name, full, tiny = {**MODELS, **SIZES}[name]
     family = BY_NAME[family_name]
     settings: dict[str, Any] = {"num_labels": 91 if family.select == "query" or family.mask else 80, **deepcopy(full)}
     if size == "tiny":
         settings |= {**deepcopy(tiny), "num_labels": 7}
     module = build(family, settings, settle=size != "tiny")
-    names = read_labels(labels, int(module.config.num_labels)) if labels else None
+    names = read_labels(labels, int(module.config.num_labels), labels_start) if labels else None
     # D-FINE-seg is of its authors alone, who resize otherwise than transformers does for a D-FINE.
     entry = d_fine.input_spec(module.config, family) if family.name == "d_fine" else read_input_spec(None, family, module.config)
     spec = make_spec(family, module, entry, names)
@@ -694,12 +698,14 @@ TEXT_MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def load_random_text(ref: str, *, labels: Path | str | None = None, tokenizer: Path | str | None = None) -> Source:
+def load_random_text(
+    ref: str, *, labels: Path | str | None = None, labels_start: int | None = None, tokenizer: Path | str | None = None
+) -> Source:
     """A prompted Source for `random:<name>` or `random:<name>/tiny` with a name of `TEXT_MODELS`."""
     name, _, size = ref.removeprefix("random:").partition("/")
     family_name, full, tiny = TEXT_MODELS[name]
     family = BY_NAME[family_name]
-    refuse_text_choices(family, labels, None)
+    refuse_text_choices(family, labels, None, labels_start)
     settings = {**deepcopy(full), **(deepcopy(tiny) if size == "tiny" else {})}
     words = read_tokenizer(tokenizer, None, ref) if tokenizer is not None else small_tokenizer(family, settings["text_config"])
     module = build_text(family, settings, settle=size != "tiny")
@@ -835,7 +841,7 @@ def tiny_config(name: str) -> DinoConfig:
     return replace(config, **_TINY, **_TINY_BACKBONE[config.backbone])  # type: ignore[arg-type]
 
 
-def load_random_dino(ref: str, *, labels: Path | str | None = None) -> Source:
+def load_random_dino(ref: str, *, labels: Path | str | None = None, labels_start: int | None = None) -> Source:
     """A DINO or Co-DINO for `random:<name>` or `random:<name>/tiny` with a name of `DINO_MODELS`."""
 
     name, _, size = ref.removeprefix("random:").partition("/")
@@ -843,7 +849,7 @@ def load_random_dino(ref: str, *, labels: Path | str | None = None) -> Source:
     module = build_dino(family_name, tiny_config(name) if size == "tiny" else config)
     family = replace(BY_NAME[family_name], **dino.family_facts(config.backbone))
     classes = module.config.num_labels
-    names = read_labels(labels, classes) if labels else labels_for(classes) or {i: str(i) for i in range(classes)}
+    names = read_labels(labels, classes, labels_start) if labels else labels_for(classes) or {i: str(i) for i in range(classes)}
     spec = make_spec(family, module, dino.input_spec(module.config, family), names)
     provenance = Provenance(ref, "", sum(p.numel() for p in module.parameters()), versions=versions())
     return Source(module, replace(spec, name=ref.removeprefix("random:").replace("/", "-")), family, provenance)

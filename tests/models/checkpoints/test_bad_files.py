@@ -17,8 +17,9 @@ from key_lists import random_state
 from payload import Payload
 
 from detrt.errors import SourceError, SpecError
-from detrt.models.checkpoints.state_file import read_state
-from detrt.models.labels import choose, labels_for
+from detrt.models.checkpoints import names_start
+from detrt.models.checkpoints.state_file import StateFile, read_state
+from detrt.models.labels import choose, labels_for, read_labels
 from detrt.models.load import load_source
 
 SMALL = "deimv2_hgnetv2_atto_coco"
@@ -227,10 +228,65 @@ def test_label_sets():
     assert labels_for(20) is None
 
 
-def test_names_of_a_fine_tuned_rf_detr_start_at_one():
-    assert choose(4, stored=["cat", "dog", "cow"])[0] == {1: "cat", 2: "dog", 3: "cow"}
+# What a file says of its origin -> column of the first of its names, by the code of those versions of rfdetr.
+RF_DETR_FILES = {
+    "1.4, roboflow": ({}, False, {"dataset_file": "roboflow"}, 1),
+    "1.4, without a data set": ({}, False, {}, 1),
+    "1.4, yolo": ({}, False, {"dataset_file": "yolo"}, 0),
+    "1.6, roboflow": ({}, True, {"dataset_file": "roboflow"}, 0),
+    "1.6, yolo": ({}, True, {"dataset_file": "yolo"}, 0),
+    "1.6, lightning": ({"pytorch-lightning_version": "2.6.0"}, False, {"dataset_file": "roboflow"}, 0),
+    "1.11": ({"rfdetr_version": "1.11.2"}, False, {}, 0),
+}
+
+
+@pytest.mark.parametrize("origin", RF_DETR_FILES)
+def test_the_first_name_of_an_rf_detr_follows_version_and_data_set(origin):
+    words, plain, args, first = RF_DETR_FILES[origin]
+    file = StateFile({}, "weights", args, ("cat", "dog", "cow"), words=words, plain_args=plain)
+    names, note = choose(4, stored=file.labels, first=names_start("rf_detr", file))
+    assert names == {first: "cat", first + 1: "dog", first + 2: "cow"} and f"'cat' is column {first} (--labels-start)" in note
+
+
+def test_other_formats_have_a_name_for_each_column():
+    assert names_start("dino", StateFile({}, "weights")) is None
     assert choose(4, stored={1: "cat", 3: "cow"})[0] == {1: "cat", 3: "cow"}
     assert choose(80, stored=["cat"])[1].startswith("class names of COCO, by their number; 1 names")
+
+
+@pytest.mark.parametrize("name", ("names.txt", "names.json"))
+@pytest.mark.parametrize("start", (0, 1))
+def test_fewer_names_than_columns_need_a_stated_start(name, start, tmp_path):
+    path = tmp_path / name
+    path.write_text("cat\ndog\n" if name.endswith("txt") else '["cat", "dog"]', "utf-8")
+    with pytest.raises(SpecError, match=r"2 names, and the head has 3 columns.*--labels-start 0.*--labels-start 1"):
+        read_labels(path, 3)
+    assert read_labels(path, 3, start) == {start: "cat", start + 1: "dog"}
+    with pytest.raises(SpecError, match=r"needs columns 2\.\.3, and the head has 0\.\.2"):
+        read_labels(path, 3, 2)
+
+
+def test_a_stated_start_is_the_same_for_every_way_in(save, state, tmp_path):
+    names = tmp_path / "names.txt"
+    names.write_text("\n".join(f"c{i}" for i in range(79)), "utf-8")
+    folder = tmp_path / "folder"
+    load_source("random:rt_detr/tiny").module.save_pretrained(folder)
+    few = tmp_path / "six.txt"
+    few.write_text("a\nb\nc\nd\ne\nf\n", "utf-8")
+    ways = [(save({"model": state}), names), ("random:rt_detr/tiny", few), (str(folder), few)]
+    for ref, file in ways:
+        extra = {"preprocess": "family-default"} if ref == str(folder) else {}
+        first = file.read_text("utf-8").split("\n")[0]
+        for start in (0, 1):
+            source = load_source(ref, labels=file, labels_start=start, **extra)
+            assert source.spec.labels[start] == first and source.provenance.options["labels_start"] == start
+        with pytest.raises(SpecError, match="--labels-start"):
+            load_source(ref, labels=file, **extra)
+    for ref in ("random:rt_detr/tiny", str(folder)):
+        with pytest.raises(SourceError, match="--labels-start 1 needs --labels"):
+            load_source(ref, labels_start=1)
+    with pytest.raises(SourceError, match="finds what a prompt asks for"):
+        load_source("random:grounding_dino/tiny", labels_start=1)
 
 
 def test_half_precision_is_said(save, state):

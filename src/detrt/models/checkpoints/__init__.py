@@ -12,7 +12,7 @@ A format is a module of this package. It has
 
 and, where it needs them: RELATIVES (key pattern -> the related model that it tells, which is refused),
 build(settings, variant), facts(settings), values(shapes) (tensors in the module's form instead of the file's),
-prepare(module, shapes) before the weights are copied, finish(module) and check(module, shapes) after it, and
+prepare(module, shapes) before the weights are copied, finish(module) and check(module, shapes) after it, names_start(file), and
 input_spec(config, family, attend_padding=...).
 """
 
@@ -36,6 +36,8 @@ from .shapes import Shapes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from .state_file import StateFile
 
 
 class Format(NamedTuple):
@@ -170,6 +172,12 @@ def _without_initial_weights(build: Callable[[], nn.Module]) -> nn.Module:
     return module
 
 
+def names_start(variant: str, file: StateFile) -> int | None:
+    """Column of the head that the first of a file's class names is for; None where its format has one name for each column."""
+    format_ = FORMATS[variant].module
+    return int(format_.names_start(file)) if hasattr(format_, "names_start") else None
+
+
 def spec_of(
     variant: str,
     module: nn.Module,
@@ -178,19 +186,20 @@ def spec_of(
     *,
     labels: Path | str | None,
     stored: Mapping[int, str] | Sequence[str],
+    first: int | None,
     ref: str,
 ) -> ModelSpec:
     """ModelSpec of a model with fixed classes that `load` gave. No preprocessor file lies beside an original
     checkpoint: the authors' settings are in the family's row or in the format.
 
     Args:
-        labels: a file of class names. stored: class names in the checkpoint, see `labels.choose`.
+        labels: a file of class names. stored, first: class names in the checkpoint, see `labels.choose`.
 
     Raises:
         SourceError: no class names. SpecError: labels that do not fit the head.
     """
     config: Any = module.config
-    names, note = choose(int(config.num_labels), file=labels, stored=stored, ref=ref)
+    names, note = choose(int(config.num_labels), file=labels, stored=stored, first=first, ref=ref)
     report.notes.append(note)
     format_ = FORMATS[variant].module
     if hasattr(format_, "input_spec"):

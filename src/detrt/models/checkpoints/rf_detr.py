@@ -14,6 +14,8 @@ from .shapes import Shapes
 if TYPE_CHECKING:
     from torch import nn
 
+    from .state_file import StateFile
+
 
 _ENCODER, _LAYER = "backbone.0.encoder.encoder", "model.backbone.backbone.encoder.layer.#"
 _ATTENTION = (
@@ -83,6 +85,18 @@ def _has_masks(shapes: Shapes) -> bool:
 def recognise(keys: set[str]) -> str | None:
     marks = {f"{_ENCODER}.embeddings.cls_token", "refpoint_embed.weight"}
     return "rf_detr" if marks <= keys else None
+
+
+def names_start(file: StateFile) -> int:
+    """Column of the head that `class_names[0]` is for.
+
+    rfdetr up to 1.4 trains on the category ids of a Roboflow export, which start at 1 behind a category of all; 1.5 numbers the
+    categories from 0, 1.6 writes its settings as a dictionary, 1.7 its version. YOLO data sets always count from 0. Of an object of
+    argparse, nothing tells 1.5 from 1.4.
+    """
+    if file.plain_args or "rfdetr_version" in file.words or "pytorch-lightning_version" in file.words:
+        return 0
+    return 0 if file.args.get("dataset_file") == "yolo" else 1
 
 
 def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadReport) -> dict[str, Any]:
