@@ -6,6 +6,7 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported
 os.environ["DETRT_RUNTIME_CACHE"] = "off"  # nothing is left in the home folder
+os.environ["DETRT_TRUSTED"] = f"/tmp/detrt-tests-trusted-{os.getuid()}"  # of all processes of a run: one builds, others open
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as `_one_thread_a_session`, for PyTorch here and in child processes
 
 import ast

@@ -82,6 +82,8 @@ std::optional<Options> parse_options(int count, char** arguments) {
   app.add_option("--plugin", detector.session.plugins, "TensorRT: library with plugins; may be repeated")
       ->type_name("LIB")
       ->allow_extra_args(false);
+  app.add_flag("--trust-remote-code", detector.session.trust_code,
+               "run native code of a bundle that was built elsewhere: compiled packages, engines with a runtime of their own");
   app.add_flag("--strict", options.strict, "stop at an unreadable image instead of going on");
   app.add_flag("-q,--quiet", options.quiet, "no lines");
   try {

@@ -109,6 +109,7 @@ public:
                                           "with that PyTorch");
     if (options.threads > 0)
       libtorch::set_threads(options.threads);
+    require_trust(bundle, file, "machine code of PyTorch's compiler", options);
     package_ = libtorch::open_package(bundle.checked_path(file), device_, file.engine->precision == "tf32");
   }
 

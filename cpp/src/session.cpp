@@ -1,5 +1,11 @@
 #include "detrt/session.hpp"
 
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <filesystem>
+#include <initializer_list>
+
 #include "detrt/error.hpp"
 
 namespace detrt {
@@ -49,6 +55,36 @@ void check_feeds(const std::vector<TensorInfo>& inputs, const Layouts& feeds) {
     if (!known)
       throw Error(ErrorKind::session, "the model has no input '" + entry.first + "'");
   }
+}
+
+void require_trust(const Bundle& bundle, const BundleFile& file, const std::string& what, const SessionOptions& options) {
+  const auto variable = [](const char* name) {
+    const char* const text = std::getenv(name);
+    return std::string(text == nullptr ? "" : text);
+  };
+  std::string given = variable("DETRT_TRUST_REMOTE_CODE");
+  std::transform(given.begin(), given.end(), given.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  const auto is_one_of = [&](std::initializer_list<const char*> words) {
+    return std::find(words.begin(), words.end(), given) != words.end();
+  };
+  const bool yes = is_one_of({"1", "true", "yes", "on"});
+  if (!yes && !is_one_of({"", "0", "false", "no", "off"}))
+    throw Error(ErrorKind::usage, "DETRT_TRUST_REMOTE_CODE must be 1 (code of models may run) or 0; got '" + given + "'");
+  if (yes || options.trust_code)
+    return;
+  std::filesystem::path store = variable("DETRT_TRUSTED");
+  if (store.empty()) {
+    const std::string data = variable("XDG_DATA_HOME"), home = variable("HOME");
+    if (!data.empty() || !home.empty())
+      store = (data.empty() ? std::filesystem::path(home) / ".local/share" : std::filesystem::path(data)) / "detrt/trusted";
+  }
+  std::error_code error;
+  const bool digest = !file.sha256.empty() && file.sha256.find_first_not_of("0123456789abcdef") == std::string::npos;
+  if (digest && !store.empty() && store != "off" && std::filesystem::is_regular_file(store / file.sha256, error))
+    return;
+  throw Error(ErrorKind::session, "'" + (bundle.folder() / file.path).string() + "' holds native code (" + what +
+                                      "), and was not built by this user on this machine; where you trust whoever built it, add "
+                                      "--trust-remote-code (SessionOptions::trust_code) or set DETRT_TRUST_REMOTE_CODE=1");
 }
 
 std::unique_ptr<Session> open_session(const Bundle& bundle, const SessionOptions& options) {

@@ -100,6 +100,8 @@ TrtSession::TrtSession(const Bundle& bundle, const BundleFile& file, const Sessi
   use(device_);
   load_plugins(options.plugins);
   runtime_ = make_runtime();
+  if (file.engine->version_compatible)
+    require_trust(bundle, file, "TensorRT's own runtime code", options);
   engine_ = open_engine(*runtime_, bundle.checked_path(file), file.engine->version_compatible);
   read_tensors(*file.engine);
   const bool symbolic = std::any_of(profile_.begin(), profile_.end(),

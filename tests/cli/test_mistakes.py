@@ -103,7 +103,7 @@ MISTAKES = {
     "bench bundle bundel": "there is no model 'bundel'",
     "bench bundle --scopes all": "kernel|forward",
     "serve bundle --labels names.txt": "'bundle' is a bundle and has its own",
-    "serve bundle --trust-remote-code": "--trust-remote-code says how a checkpoint is loaded, and 'bundle' is a bundle",
+    "serve bundle --allow-untested-transformers": "--allow-untested-transformers says how a checkpoint is loaded, and 'bundle' is a bundle",
     "bench bundle --resize 64x64": "'bundle' is a bundle and has its own",
     "detect bundle in --allow-untested-transformers": "--allow-untested-transformers says how a checkpoint is loaded",
     "triton-repo bundle -o new --device gpus": "--device",

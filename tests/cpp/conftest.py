@@ -12,6 +12,7 @@ from native import BUILD, CLASSES, LARGEST, QUERIES, SIDES, tensors
 from detrt.backends.base import FakeSession
 from detrt.bundle import Bundle, BundleFile, EngineFacts, Provenance
 from detrt.files import sha256_of
+from detrt.models import trust
 from detrt.spec import DecodeSpec, InputSpec, ModelSpec, TensorInfo
 
 
@@ -88,6 +89,7 @@ def compiled(module, spec: ModelSpec, folder: Path) -> Path:
     )
     entry = BundleFile("inductor", path.name, sha256_of(path), path.stat().st_size, facts)
     Bundle(folder, spec, Provenance("test"), (entry,)).save()
+    trust.remember(path)
     return folder
 
 

@@ -22,8 +22,13 @@ struct SessionOptions {
   int contexts = 1;                 // TensorRT: number of concurrent run() calls
   std::optional<bool> cuda_graph;   // TensorRT: record and replay a CUDA graph; default: of engines that take one shape
   bool resize_on_gpu = true;        // TensorRT: resize images and choose candidates on the GPU; detections are the same
+  bool trust_code = false;          // run native code of a bundle that was built elsewhere; see require_trust
   std::vector<std::string> plugins; // shared libraries with TensorRT plugins, loaded before the engine
 };
+
+// Throws Error (session) for a file whose native code nobody consented to: not the caller (trust_code), not the environment variable
+// DETRT_TRUST_REMOTE_CODE, and this user did not build it on this machine. what: the code, in words. As detrt.models.trust in Python.
+void require_trust(const Bundle& bundle, const BundleFile& file, const std::string& what, const SessionOptions& options);
 
 struct BatchPlan; // preprocess.hpp
 

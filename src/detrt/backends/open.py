@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ..bundle import MANIFEST, Bundle, open_whole
 from ..data.arguments import check_device, check_integer, check_model
 from ..errors import PromptError, SessionError, SpecError
+from ..models import trust
 from ..models.load import LoadChanges, LoadOptions, changed, check_changes, takes_load_options
 from ..models.source import checkpoint_inside
 from ..spec import ModelSpec, is_query_encoder, is_text_encoder
@@ -76,7 +77,9 @@ def open_session(
     check_model(ref)
     device, threads, streams = check_device(device), check_integer(threads, "threads"), check_integer(streams, "streams")
     tuning = {name: value for name, value in (("performance", performance), ("streams", streams)) if value is not None}
-    session = _open(ref, SessionOptions(backend, device, threads, tuning, spec, eager_kernels, rounded, changed(load, changes)))
+    reading = changed(load, changes)
+    with trust.allowing(reading.trust_remote_code):
+        session = _open(ref, SessionOptions(backend, device, threads, tuning, spec, eager_kernels, rounded, reading))
     for name in tuning:
         owner = next(target for target in targets.TARGETS if name in target.tuning)
         if session.info.backend not in owner.names:
@@ -127,7 +130,8 @@ def load_options_for(refs: Sequence[str], load: LoadOptions) -> list[LoadOptions
     reads = [(row := row_of(kind)) is not None and row.reads_load for kind in kinds]
     if not any(reads):
         refuse_load_options(refs[0], kinds[0], load)
-    return [load if one else LoadOptions() for one in reads]
+    consent = LoadOptions(trust_remote_code=load.trust_remote_code)  # which holds for the code of bundles as well
+    return [load if one else consent for one in reads]
 
 
 def open_prompted(ref: str | os.PathLike, *, backend: str = "auto") -> PromptedSession:

@@ -85,14 +85,15 @@ class Opener(ABC):
         return
 
 
-def refuse_reading(what: str, load: LoadOptions) -> None:
-    """Raise SpecError where it is said how a model is read that says it itself. what: the model and what it is, in words."""
+def refuse_reading(what: str, load: LoadOptions, *, may_have_code: bool = True) -> None:
+    """Raise SpecError where it is said how a model is read that says it itself. what: the model and what it is, in words.
+    may_have_code: whether its code may be trusted; an ONNX file has none."""
     for option in load.typed():
         raise SpecError(
             f"{option} says how a checkpoint is read; {what} and has its own; leave it out, or give it to detrt build"
         )
     for name in FLAGS:
-        if getattr(load, name):
+        if getattr(load, name) and not (may_have_code and name == "trust_remote_code"):
             raise SpecError(f"--{name.replace('_', '-')} says how a checkpoint is loaded, and {what}; leave it out")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
+import os
 import re
 import signal
 import sys
@@ -86,8 +87,23 @@ class _Command(TyperCommand):
             if name in written and value is not None and str(value) not in ("", "-")
         ]
         files.refuse_replacing(outputs, inputs)
-        with files.keeping(inputs):
+        with files.keeping(inputs), _consenting(bool(ctx.params.get("trust_remote_code"))):
             return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _consenting(consent: bool) -> Iterator[None]:
+    """Let the worker processes of a command run the code that models bring, where the command line says so."""
+    variable, before = "DETRT_TRUST_REMOTE_CODE", os.environ.get("DETRT_TRUST_REMOTE_CODE")
+    if consent:
+        os.environ[variable] = "1"
+    try:
+        yield
+    finally:
+        if consent:
+            os.environ.pop(variable)
+            if before is not None:
+                os.environ[variable] = before
 
 
 def load_command(name: str) -> Any:

@@ -11,6 +11,7 @@ from ..bundle import Bundle, EngineFacts, read_sidecar
 from ..class_names import shared_names
 from ..data.preprocess import preprocessing_words
 from ..errors import GraphError, SessionError, SourceError, SpecError
+from ..models import trust
 from ..models.load import LoadOptions
 from ..spec import ModelSpec
 
@@ -26,12 +27,14 @@ def describe(ref: str, load: LoadOptions | None = None) -> dict[str, Any]:
         refuse_load_options(ref, kind, load)
     if kind == "bundle":
         bundle = Bundle.open(ref)
-        entries = []
+        entries, native = [], list[str]()
         for entry in bundle.files:
             path = bundle.path_of(entry)
             row: dict[str, Any] = {"path": entry.path, "kind": entry.kind, "bytes": entry.size, "present": path.is_file()}
             if entry.engine is not None:
                 row["engine"] = engine_facts(entry.engine)
+                if what := trust.native_code(entry.engine.target, entry.engine.options):
+                    native.append(f"{entry.path}: {what}, {_consent(path)}")
             entries.append(row)
         origin = bundle.provenance
         return {
@@ -47,6 +50,7 @@ def describe(ref: str, load: LoadOptions | None = None) -> dict[str, Any]:
                 for key in ("family", "labels", "resize", "preprocess", "loading")
                 if key in origin.options
             },
+            **({"holds_native_code": native} if native else {}),
             "files": entries,
         }
     if kind in ("engine", "inductor", "openvino"):
@@ -55,6 +59,11 @@ def describe(ref: str, load: LoadOptions | None = None) -> dict[str, Any]:
             "kind": kind,
             **spec_facts(spec),
             **engine_facts(facts),
+            **(
+                {"holds_native_code": f"{what}, {_consent(Path(ref))}"}
+                if (what := trust.native_code(facts.target, facts.options))
+                else {}
+            ),
         }
     if kind == "onnx":
         return {"kind": kind, **_onnx_facts(Path(ref), load)}
@@ -63,6 +72,10 @@ def describe(ref: str, load: LoadOptions | None = None) -> dict[str, Any]:
     source = load_source(ref, load)
     notes = {"loading": list(source.notes)} if source.notes else {}
     return {"kind": kind, **spec_facts(source.spec), "parameters": source.provenance.parameters, **notes}
+
+
+def _consent(path: Path) -> str:
+    return "built by this user on this machine" if path.is_file() and trust.is_built_here(path) else "built elsewhere"
 
 
 def _onnx_facts(path: Path, load: LoadOptions | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from ..backends.prompted import detector_of, model_spec
 from ..bundle import MANIFEST, Bundle
 from ..data.matching import GATES
 from ..errors import DetrtError, PromptError, SessionError
+from ..models import trust
 from ..models.contract import OPSETS, ExportConfig
 from ..models.load import LoadOptions
 from ..spec import DecodeSpec, ModelSpec
@@ -111,7 +112,8 @@ def open_side(
         return Side(model, str(model.info.path or model.info.name), graph=_graph_of(model))
     if isinstance(model, (str, Path)) and kind_of(model) != "checkpoint":
         reading = load if is_foreign(model) else None
-        session = open_session(model, eager_kernels=True, rounded=True, load=reading, **(opening or {}))
+        with trust.allowing(load is not None and load.trust_remote_code):
+            session = open_session(model, eager_kernels=True, rounded=True, load=reading, **(opening or {}))
         options = Bundle.open(model).provenance.options if kind_of(model) == "bundle" else {}
         return Side(session, str(model), graph=_graph_of(session), options=options, owned=True)
     from ..backends.torch import open_torch

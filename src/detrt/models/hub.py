@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .. import files
 from ..bundle import MANIFEST, Provenance
 from ..errors import MissingPackageError, SourceError
-from . import adapters
+from . import adapters, trust
 from .checkpoints import timm
 from .families import BY_MODEL_TYPE, BY_NAME, DETECTOR_INSIDE, FAMILIES, NOT_EXPORTED, PUBLISHED_DEIMV2, Family
 from .fingerprints import TESTED
@@ -97,6 +97,7 @@ def load_folder(
     from .text import read_tokenizer
 
     config = read_config(folder)
+    trust_remote_code = trust_remote_code or trust.is_allowed()
     published = family == PUBLISHED_DEIMV2
     if family is not None and not (published and config["model_type"] == "deimv2"):
         raise SourceError(
@@ -107,7 +108,7 @@ def load_folder(
         code = _remote_code(config["auto_map"])
         raise SourceError(
             f"'{ref}' runs its own code ({', '.join(code)}), and the stock class would compute another function. "
-            "Read that code, and if you trust it add --trust-remote-code"
+            f"Read that code, and if you trust it add --trust-remote-code or set {trust.VARIABLE}=1"
             + (f"; or --family {PUBLISHED_DEIMV2} for detrt's own published DEIMv2" if config["model_type"] == "deimv2" else "")
         )
     model_type = DETECTOR_INSIDE.get(config["model_type"], config["model_type"])

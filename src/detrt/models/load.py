@@ -15,6 +15,7 @@ from .. import files
 from ..bundle import Provenance
 from ..data.arguments import check_kind, check_model, check_path
 from ..errors import SourceError
+from . import trust
 from .families import BY_MODEL_TYPE, BY_NAME, FAMILIES, Family
 from .reduce import reduced, without_masks
 from .source import Source, why_untested
@@ -80,7 +81,8 @@ class LoadOptions:
         labels_start: column of the head that the first name is for, of `labels` or of the file's own list, where the head has more
             columns than there are names.
         tokenizer: of a prompted model, a tokenizer.json, a vocab.txt or a folder with one, instead of the checkpoint's own.
-        trust_remote_code: run Python code that comes with the checkpoint.
+        trust_remote_code: run code that comes with the model: Python files of a checkpoint, and native code of a package or an engine
+            that was built elsewhere, see docs/guide/trust.md.
         allow_untested_transformers: load with a version of transformers that detrt was not tested with; an export is then always
             compared with PyTorch.
         resize: how images are resized, instead of what the folder's image processor says; see `preprocessor.parse_resize`.
@@ -117,7 +119,8 @@ class LoadOptions:
         },
     )
     trust_remote_code: bool = field(
-        default=False, metadata={"help": "Run Python code that comes with a checkpoint.", "panel": "Checkpoint"}
+        default=False,
+        metadata={"help": "Run the code that a model brings: Python files, compiled packages, plugins.", "panel": "Checkpoint"},
     )
     allow_untested_transformers: bool = field(
         default=False,
@@ -354,7 +357,8 @@ def _folder_of(ref: str, options: LoadOptions) -> tuple[Path, str]:
         name, _, tag = ref[3:].partition("@")
         if not _HUB_ID.match(name):
             raise SourceError(f"{ref!r} is not a hub reference; write hf:<organisation>/<model>, e.g. hf:{FAMILIES[0].example}")
-        folder = download(name, options.revision or tag or None, trust_remote_code=options.trust_remote_code)
+        trusted = options.trust_remote_code or trust.is_allowed()
+        folder = download(name, options.revision or tag or None, trust_remote_code=trusted)
         # The cache keeps a revision in snapshots/<commit>.
         revision = folder.name if folder.parent.name == "snapshots" else options.revision or tag
         return folder, f"hf:{name}@{revision}" if revision else f"hf:{name}"

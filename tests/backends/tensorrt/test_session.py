@@ -16,6 +16,7 @@ from detrt.backends.open import open_session
 from detrt.backends.tensorrt import TensorRTSession
 from detrt.bundle import EngineFacts
 from detrt.errors import EngineError, MissingPackageError, SessionError, SpecError
+from detrt.models import trust
 from detrt.spec import DecodeSpec, InputSpec, ModelSpec, TensorInfo
 
 VERSION = "1.7.1.116"
@@ -368,7 +369,10 @@ def test_refusals(tmp_path, changes, options, parts):
 
 def test_version_compatible_engines_run_on_newer_versions_only(tmp_path):
     path = write(tmp_path, target="tensorrt", runtime_version="10.9.0.34", options={"version_compatible": True})
-    open_fake(path, "tensorrt", version="11.1.0.2")[0].close()
+    with pytest.raises(EngineError, match="holds native code"):
+        open_fake(path, "tensorrt", version="11.1.0.2")
+    with trust.allowing(True):
+        open_fake(path, "tensorrt", version="11.1.0.2")[0].close()
     with pytest.raises(EngineError, match="newer"):
         open_fake(path, "tensorrt", version="10.3.0")
 

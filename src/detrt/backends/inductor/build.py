@@ -16,6 +16,7 @@ from ... import bundle, files
 from ...bundle import EngineFacts
 from ...data.preprocess import needs_equal_sizes
 from ...errors import EngineError, ExportError, MissingPackageError
+from ...models import trust
 from ...models.contract import ExportConfig
 from ...spec import ModelSpec, Precision
 from ...system import Progress, StageProgress
@@ -167,6 +168,7 @@ def build_package(
         peak_memory_mib=result["peak_memory_mib"],
     )
     bundle.write_sidecar(path, source.spec, facts)
+    trust.remember(path)
     if progress:
         progress(1.0, "done")
     return BuiltPackage(path, facts, result["size"], max(result["errors"].values()))

@@ -13,6 +13,7 @@ from ...bundle import EngineFacts, read_sidecar
 from ...data.preprocess import BatchPlan, SizeHW, size_words
 from ...data.raw_image import LoadedImage
 from ...errors import EngineError, MissingPackageError, SessionError
+from ...models import trust
 from ...spec import PIXEL_VALUES, ModelSpec, TensorInfo
 from ..base import Backend, BaseSession, Choices, Feeds, ImageRunner, Outputs, PendingOutputs, SessionInfo, check_feeds
 
@@ -55,6 +56,7 @@ class InductorSession(BaseSession):
             raise MissingPackageError("torch", "export", f"running '{path.name}'") from None
         from .package import load_package
 
+        trust.require(path, facts.target, facts.options)
         self._torch, self.path, self.spec, self.facts = torch, path, spec, facts
         kind = facts.target.removeprefix("inductor-")
         self._device = _device(torch, kind, device, path.name)

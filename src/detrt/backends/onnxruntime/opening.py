@@ -31,7 +31,7 @@ class OnnxOpener(Opener):
             session.add_note("a graph of another exporter: " + "; ".join(foreign.notes))
             return session
         try:
-            refuse_reading(f"'{path}' is an ONNX file", options.load)
+            refuse_reading(f"'{path}' is an ONNX file", options.load, may_have_code=False)
         except SpecError:
             session.close()
             raise

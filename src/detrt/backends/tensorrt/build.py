@@ -11,6 +11,7 @@ from ... import bundle, files
 from ...bundle import EngineFacts
 from ...errors import EngineError, OutputError
 from ...graph.operators import PLUGIN_NODES, named_in
+from ...models import trust
 from ...spec import ModelSpec
 from ...system import Progress, compute_capabilities_here
 from ..child_process import run_child
@@ -119,6 +120,8 @@ def build_engine(
         # An engine without a sidecar cannot be opened, so it must not stay behind.
         output.unlink(missing_ok=True)
         raise
+    if trust.native_code(facts.target, facts.options):
+        trust.remember(output)
     if progress:
         progress(1.0, "done")
     return BuiltEngine(output, sidecar, facts, answer["size"], tuple(answer["warnings"]), tuple(answer["notes"]))

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ... import files
 from ...bundle import EngineFacts, read_sidecar
 from ...errors import EngineError, OutputError, SessionError
+from ...models import trust
 from ...spec import TensorInfo
 from ..base import Backend, BaseSession, Choices, Feeds, Outputs, SessionInfo, check_feeds, check_spec
 from ..gpu.staging import COPY_THREADS
@@ -683,6 +684,9 @@ def deserialize(path: Path, facts: EngineFacts, trt: Trt, runtime: Any) -> Any:
     Raises:
         EngineError: the file cannot be read, or TensorRT refused it.
     """
+    # Libraries that the user names are those of the user.
+    plugins = () if os.environ.get("DETRT_PLUGINS") else facts.options.get("plugins")
+    trust.require(path, facts.target, {**facts.options, "plugins": plugins})
     if not trt.is_rtx:
         trt.load_plugins(plugins_of(facts))
     if facts.options.get("version_compatible"):
