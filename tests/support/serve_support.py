@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
+import json
 import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -124,3 +126,51 @@ def png(image: np.ndarray) -> bytes:
 
 def in_base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
+
+
+class HealthProbe:
+    """Asks for /healthz in a process of its own, so that it measures the server and not its clients.
+
+    After the block: times, of the answers in seconds, in order; grown_mib, by which the front process grew at most.
+    """
+
+    def __init__(self, server: Server, pause: float = 0.01) -> None:
+        self._arguments = (server.host, str(server.port), str(server.process.pid), str(pause))
+        self.times: list[float] = []
+        self.grown_mib = 0.0
+
+    def __enter__(self) -> HealthProbe:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PROBE, *self._arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None and self._process.stdout.readline() == "ready\n"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        answer, _ = self._process.communicate("", timeout=120)  # the end of its input stops it
+        found = json.loads(answer)
+        assert set(found["statuses"]) == {200}
+        self.times, self.grown_mib = sorted(found["times"]), found["grown_mib"]
+
+    def at(self, fraction: float) -> float:
+        """A percentile of the times."""
+        return self.times[min(len(self.times) - 1, int(fraction * len(self.times)))]
+
+
+_PROBE = """
+import http.client, json, select, sys, time, psutil
+host, port, pid, pause = sys.argv[1:]
+front, times, statuses = psutil.Process(int(pid)), [], set()
+first = most = front.memory_info().rss
+client = http.client.HTTPConnection(host, int(port), timeout=60)
+print("ready", flush=True)
+while not select.select([sys.stdin], [], [], float(pause))[0]:
+    start = time.perf_counter()
+    client.request("GET", "/healthz")
+    answer = client.getresponse()
+    answer.read()
+    times.append(time.perf_counter() - start)
+    statuses.add(answer.status)
+    most = max(most, front.memory_info().rss)
+print(json.dumps({"times": times, "statuses": sorted(statuses), "grown_mib": (most - first) / 2**20}))
+"""
