@@ -18,6 +18,7 @@ DetrtError                 exit code 2
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
@@ -26,6 +27,12 @@ def printable(text: object, keep: str = "") -> str:
     """A text for a terminal, in one line: control characters, line breaks and characters that change the direction of writing are
     written as escapes, since names of files and labels come from anyone. keep: characters that stay."""
     return _CONTROL.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], str(text))
+
+
+def one_line(text: object, most: int) -> str:
+    """A text of another library, or of a caller, in one line of at most `most` characters and an ellipsis."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= most else line[:most] + " ..."
 
 
 class DetrtError(Exception):
@@ -142,3 +149,9 @@ def missing_package(error: ModuleNotFoundError, purpose: str) -> MissingPackageE
         if package in names:
             return MissingPackageError(package, extra, purpose)
     return None
+
+
+def check_one_of(name: str, value: object, allowed: Sequence[object], error: type[DetrtError]) -> None:
+    """Raise `error` where a choice is none of those allowed."""
+    if value not in allowed:
+        raise error(f"{name} must be one of {', '.join(map(str, allowed))}; got {value!r}")

@@ -36,18 +36,17 @@ from .class_names import name_notes
 from .data.arguments import check_configs, check_model, check_path
 from .data.preprocess import preprocessing_words
 from .errors import EngineError, ExportError, MissingPackageError, OutputError, SpecError
+from .evaluation.models import is_foreign
 from .models.contract import ExportConfig
 from .models.load import FLAGS, LoadChanges, LoadOptions, changed, check_changes, takes_load_options
 from .precision import PrecisionConfig
 from .precision.capability import check_before
-from .precision.config import PLACEMENTS
+from .precision.config import PLACEMENTS, RANGES, SEARCH_PLOT, SEARCH_STATE
 from .spec import ModelSpec, Precision
 from .system import StageProgress, return_freed_memory
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-RANGES, SEARCH_PLOT, SEARCH_STATE = "ranges.json", "search.svg", "search.json"  # of the precision stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +192,9 @@ def _planned(
     limited = [one for job in jobs for one in job.configs if hasattr(one, "sms")]
     warnings = check_before(precision, limited, alone=not makes)
     if from_graph:
-        foreign = held is None and is_foreign(Path(model))
+        if held is None:
+            check_model_file(Path(model))
+        foreign = held is None and is_foreign(model)
         chosen = replace(export, check=True) if any(job.builder.compares(job.configs) for job in jobs) else export
         again = any(build.from_checkpoint for job in makes for build in job.target.builds)
         refuse_export_choices(model, chosen, LoadOptions() if foreign else load, builds=bool(makes), checkpoint=again)
@@ -278,6 +279,7 @@ class _GraphWork(Work):
     def adopt(self, path: Path, load: LoadOptions) -> None:
         """Copy an ONNX file and what belongs to it, or bring one of another exporter into detrt's contract."""
         start = time.perf_counter()
+        check_model_file(path)
         if is_foreign(path):
             self._convert_foreign(path, load)
         else:
@@ -419,14 +421,6 @@ def refuse_export_choices(model: Path | str, export: ExportConfig, load: LoadOpt
                 f"{name} has no effect on '{model}', which is exported already; leave it out, or give it to "
                 "detrt export or to detrt build with the checkpoint"
             )
-
-
-def is_foreign(path: Path) -> bool:
-    """Whether nothing in or beside an ONNX file is a spec of detrt's."""
-    from . import graph
-
-    check_model_file(path)
-    return graph.find_spec(path) is None
 
 
 def _adopt(path: Path, folder: Path) -> tuple[ModelSpec, Provenance]:

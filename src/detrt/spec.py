@@ -19,7 +19,7 @@ from typing import Any
 
 from . import files
 from .class_names import class_ids, class_thresholds
-from .errors import SpecError
+from .errors import SpecError, check_one_of
 
 SCHEMA = 1
 LARGEST_SIDE = 16384  # pixels of an input
@@ -82,10 +82,6 @@ def _check(condition: bool, message: str) -> None:
         raise SpecError(message)
 
 
-def _one_of(field: str, value: object, allowed: tuple[str, ...]) -> None:
-    _check(value in allowed, f"{field} must be one of {', '.join(allowed)}; got {value!r}")
-
-
 def _whole(field: str, value: object, low: int, high: int) -> None:
     ok = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
     _check(ok, f"{field} must be an integer from {low} to {high}; got {value!r}")
@@ -139,9 +135,9 @@ class InputSpec:
     rounded: bool = False
 
     def __post_init__(self) -> None:
-        _one_of("input.resize", self.resize, RESIZE_MODES)
-        _one_of("input.resample", self.resample, RESAMPLES)
-        _one_of("input.dtype", self.dtype, DTYPES)
+        check_one_of("input.resize", self.resize, RESIZE_MODES, SpecError)
+        check_one_of("input.resample", self.resample, RESAMPLES, SpecError)
+        check_one_of("input.dtype", self.dtype, DTYPES, SpecError)
         for name in ("height", "width", "multiple_of"):
             _whole(f"input.{name}", getattr(self, name), 1, LARGEST_SIDE)
         for name in ("height", "width"):
@@ -259,14 +255,14 @@ class DecodeSpec:
     quads: bool = False
 
     def __post_init__(self) -> None:
-        _one_of("decode.activation", self.activation, ACTIVATIONS)
-        _one_of("decode.select", self.select, SELECTIONS)
+        check_one_of("decode.activation", self.activation, ACTIVATIONS, SpecError)
+        check_one_of("decode.select", self.select, SELECTIONS, SpecError)
         _flag("decode.in_graph", self.in_graph)
         _whole("decode.num_queries", self.num_queries, 1, 100_000)
         _whole("decode.num_classes", self.num_classes, 1, 100_000)
         limit = self.num_queries * (self.num_classes if self.select == "topk" else 1)
         _whole("decode.max_detections", self.max_detections, 1, limit)
-        _one_of("decode.nms", self.nms, SUPPRESSIONS)
+        check_one_of("decode.nms", self.nms, SUPPRESSIONS, SpecError)
         _flag("decode.nms_in_graph", self.nms_in_graph)
         _check(
             not self.nms_in_graph or (self.in_graph and self.nms == "nms"),
@@ -278,7 +274,7 @@ class DecodeSpec:
         )
         stride = self.mask_stride
         _check(_is_finite(stride) and 0 <= stride <= 64, f"decode.mask_stride must be a number from 0 to 64; got {stride!r}")
-        _one_of("decode.reading_order", self.reading_order, READING_ORDERS)
+        check_one_of("decode.reading_order", self.reading_order, READING_ORDERS, SpecError)
         _flag("decode.quads", self.quads)
         _check(
             not (self.in_graph and (self.reading_order != "none" or self.quads)),
@@ -313,7 +309,7 @@ class TextSpec:
     query_encoder: str = ""
 
     def __post_init__(self) -> None:
-        _one_of("text.kind", self.kind, PROMPTS)
+        check_one_of("text.kind", self.kind, PROMPTS, SpecError)
         _whole("text.max_tokens", self.max_tokens, 1, 100_000)
         _whole("text.features", self.features, 1, 100_000)
         _whole("text.pad_id", self.pad_id, 0, 10_000_000)
@@ -344,7 +340,7 @@ class ModelSpec:
     task: str = DETECTION
 
     def __post_init__(self) -> None:
-        _one_of("task", self.task, TASKS)
+        check_one_of("task", self.task, TASKS, SpecError)
         _check(
             self.has_masks == (self.decode.mask_stride > 0),
             f"task {self.task!r} does not fit decode.mask_stride {self.decode.mask_stride}: masks have a stride, and boxes alone none",

@@ -314,11 +314,14 @@ def _export_foreign(
     model: str, path: Path, config: ExportConfig, precision: PrecisionConfig, load: LoadOptions, say: Say
 ) -> _Exported:
     from ..backends.onnxruntime.session import run_graph
+    from ..backends.tensorrt.build import check_model_file
+    from ..evaluation.models import is_foreign
     from ..export.foreign import export_foreign
     from ..models.foreign import read_foreign
-    from ..pipeline import check_prompt, is_foreign, refuse_export_choices
+    from ..pipeline import check_prompt, refuse_export_choices
 
-    if not is_foreign(Path(model)):
+    check_model_file(Path(model))
+    if not is_foreign(model):
         raise SourceError(f"'{model}' is an ONNX file, exported already; build engines from it with: detrt build {model} -o OUT")
     refuse_export_choices(model, replace(config, check=True), LoadOptions(), builds=False, checkpoint=False)
     foreign = read_foreign(model, load, run_graph)

@@ -17,7 +17,7 @@ from .external import data_locations
 if TYPE_CHECKING:
     import onnx
 
-SPEC_KEY = "detrt.spec"
+SPEC_KEY = "detrt.spec"  # of the spec in the metadata_props of a file
 
 # Weights of this many bytes are written around protobuf, which builds a message in buffers that double: five times its size in all.
 _LARGE_BYTES = 1 << 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ..errors import ExportError
+from ..errors import ExportError, check_one_of
 from ..spec import (
     ATTENTION_MASK,
     BOXES,
@@ -311,13 +311,13 @@ class ExportConfig:
     )
 
     def __post_init__(self) -> None:
-        _one_of("--opset", self.opset, OPSETS)
-        _one_of("--msda", self.msda, LOWERINGS)
-        _one_of("--decode", self.decode, DECODES)
-        _one_of("--nms", self.nms, NMS)
+        check_one_of("--opset", self.opset, OPSETS, ExportError)
+        check_one_of("--msda", self.msda, LOWERINGS, ExportError)
+        check_one_of("--decode", self.decode, DECODES, ExportError)
+        check_one_of("--nms", self.nms, NMS, ExportError)
         if self.nms.startswith("graph") and self.decode != "graph":
             raise ExportError(f"--nms {self.nms} needs --decode graph: NMS works on finished boxes")
-        _one_of("--input-dtype", self.input_dtype, ("uint8", "float32"))
+        check_one_of("--input-dtype", self.input_dtype, ("uint8", "float32"), ExportError)
         if (self.height is None) != (self.width is None):
             raise ExportError("give both --height and --width (or --size for a square), or neither")
         for name, value in (("--height", self.height), ("--width", self.width)):
@@ -345,8 +345,3 @@ class ExportConfig:
     def plugin(self) -> bool:
         """Whether deformable attention stays one node, for a TensorRT plugin."""
         return self.msda in ("plugin", "nvidia-plugin")
-
-
-def _one_of(name: str, value: object, allowed: tuple) -> None:
-    if value not in allowed:
-        raise ExportError(f"{name} must be one of {', '.join(map(str, allowed))}; got {value!r}")

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import GraphError
+from ..errors import GraphError, check_one_of
 from ..spec import Precision
 
 PRECISIONS = (*Precision, "auto")
 METHODS = ("auto", "entropy", "percentile", "mse", "minmax")
 BUDGETS = ("ap", "drift")
 PLACEMENTS = ("tensorrt", "cpu")
+RANGES, SEARCH_PLOT, SEARCH_STATE = "ranges.json", "search.svg", "search.json"  # files of the stage
 EIGHT_BITS = tuple(kind for kind in Precision if kind.quantized)
 BELOW_FP32 = (*(kind for kind in Precision if kind.bits < 32), "auto")
 
@@ -163,11 +163,11 @@ class PrecisionConfig:
     )
 
     def __post_init__(self) -> None:
-        _one_of("--precision", self.precision, PRECISIONS)
-        _one_of("--calibration-method", self.method, METHODS)
-        _one_of("--low", self.low, [kind for kind in Precision if kind.bits < 32])
+        check_one_of("--precision", self.precision, PRECISIONS, GraphError)
+        check_one_of("--calibration-method", self.method, METHODS, GraphError)
+        check_one_of("--low", self.low, [kind for kind in Precision if kind.bits < 32], GraphError)
         if self.qdq_placement is not None:
-            _one_of("--qdq-placement", self.qdq_placement, PLACEMENTS)
+            check_one_of("--qdq-placement", self.qdq_placement, PLACEMENTS, GraphError)
         if self.low != Precision.FP16 and self.precision != "auto":
             raise GraphError(f"--low {self.low} has no effect without --precision auto; add that, or leave it out")
         for name in ("calibration", "state"):
@@ -194,7 +194,7 @@ class PrecisionConfig:
             raise GraphError(f"--budget belongs to --precision auto; got --precision {self.precision}")
         if self.budget is not None:
             kind, allowed = self.budget
-            _one_of("the kind of --budget", kind, BUDGETS)
+            check_one_of("the kind of --budget", kind, BUDGETS, GraphError)
             if not (isinstance(allowed, (int, float)) and math.isfinite(allowed) and allowed >= 0):
                 raise GraphError(f"--budget {kind}=... must be a number of at least 0; got {allowed!r}")
         if self.target.quantized and self.calibration is None:
@@ -250,8 +250,3 @@ class PrecisionConfig:
         data["keep_fp32"] = list(self.keep_fp32)
         data["budget"] = None if self.budget is None else list(self.budget)
         return data
-
-
-def _one_of(name: str, value: object, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise GraphError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")

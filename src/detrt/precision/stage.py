@@ -24,7 +24,7 @@ from ..spec import ModelSpec, Precision
 from ..system import Progress
 from .apply import PrecisionReport, apply_precision, calibrate, unmatched_patterns, write_ranges
 from .calibrate import PromptedImages, find_images, image_folder
-from .config import PrecisionConfig
+from .config import RANGES, SEARCH_PLOT, SEARCH_STATE, PrecisionConfig
 from .search import Search, plot
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ NO_CALIBRATION = (
     f"no --calibration was given, so overflow was checked on {DRAWN_SCENES} drawn scenes only; give images of your own with "
     "--calibration for a better check"
 )
-RANGES, SEARCH_PLOT, SEARCH_STATE = "ranges.json", "search.svg", "search.json"
 
 
 class Exported(Protocol):

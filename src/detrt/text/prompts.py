@@ -14,7 +14,7 @@ from pathlib import Path
 
 from .. import files
 from ..data.images import ImageSource
-from ..errors import PromptError
+from ..errors import PromptError, one_line
 
 _LONGEST_FILE = 4 * 1024 * 1024  # bytes
 
@@ -106,7 +106,7 @@ def parse_prompt(text: str, *, separators: str = ".", task: str = "") -> Prompt:
             phrases.append(PhraseSpan(phrase, first, first + len(phrase)))
         start = end + 1
     if not phrases:
-        what = "the prompt is empty" if not text.strip() else f"the prompt {_short(text)!r} has no words"
+        what = "the prompt is empty" if not text.strip() else f"the prompt {one_line(text, 60)!r} has no words"
         raise PromptError(f'{what}; name what to look for, each with a dot behind it: "a cat. a remote control."')
     return Prompt(text, tuple(phrases), tuple(range(len(phrases))), task=task)
 
@@ -130,7 +130,7 @@ def class_list(names: Sequence[str], *, task: str = "") -> Prompt:
         PromptError: no name is left.
     """
     if isinstance(names, str):
-        raise PromptError(f"class names are a list of texts; got one text, {_short(names)!r}")
+        raise PromptError(f"class names are a list of texts; got one text, {one_line(names, 60)!r}")
     seen: set[str] = set()
     kept: list[tuple[int, str]] = []
     for number, name in enumerate(names):
@@ -193,7 +193,3 @@ def read_class_file(path: str | os.PathLike) -> list[str]:
     if not any(lines):
         raise PromptError(f"the class file '{os.fspath(path)}' is empty; write one class name a line")
     return lines
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else text[:60] + " ..."

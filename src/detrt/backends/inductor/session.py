@@ -12,7 +12,7 @@ import numpy as np
 from ...bundle import EngineFacts, read_sidecar
 from ...data.preprocess import BatchPlan, SizeHW, size_words
 from ...data.raw_image import LoadedImage
-from ...errors import EngineError, MissingPackageError, SessionError
+from ...errors import EngineError, MissingPackageError, SessionError, one_line
 from ...models import trust
 from ...spec import PIXEL_VALUES, ModelSpec, TensorInfo
 from ..base import Backend, BaseSession, Choices, Feeds, ImageRunner, Outputs, PendingOutputs, SessionInfo, check_feeds
@@ -82,7 +82,7 @@ class InductorSession(BaseSession):
             raise
         except Exception as error:  # what PyTorch raises here shares no base class
             raise EngineError(
-                f"'{path.name}' cannot be loaded by PyTorch {torch.__version__}: {_short(error)}; build it again with: detrt build"
+                f"'{path.name}' cannot be loaded by PyTorch {torch.__version__}: {one_line(error, 400)}; build it again with: detrt build"
             ) from None
         self._replays: dict[tuple[tuple[int, ...], ...], _ReplayGraph] | None = {} if graphs else None
         self._runner: GpuRunner | None = None
@@ -108,7 +108,7 @@ class InductorSession(BaseSession):
         try:
             results = self._forward(arrays)
         except (RuntimeError, AssertionError) as error:  # compiled code asserts sizes
-            raise SessionError(f"'{self.path.name}' failed: {_short(error)}") from error
+            raise SessionError(f"'{self.path.name}' failed: {one_line(error, 400)}") from error
         return dict(zip((info.name for info in self.outputs), results, strict=True))
 
     def _forward(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
@@ -230,10 +230,6 @@ def _check_versions(torch: Any, facts: EngineFacts, name: str, device: Any) -> N
     built_for, here = str(facts.options.get("cpu_capability", "")), torch.backends.cpu.get_cpu_capability()
     if built_for in _CPU_LEVELS and here in _CPU_LEVELS and _CPU_LEVELS.index(built_for) > _CPU_LEVELS.index(here):
         raise EngineError(f"'{name}' was compiled for a CPU with {built_for}, this one has {here}; {rebuild}")
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:400]
 
 
 class SizedSession(BaseSession):

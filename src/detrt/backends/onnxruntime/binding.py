@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ...errors import one_line
 from ...spec import TensorInfo
 from ..base import CAPTURE_AT, Outputs
 
@@ -43,7 +44,7 @@ class Graphs:
         """The shared session cannot capture; not worth a message while sessions of one shape may."""
         self.enabled = False
         if self._open_fixed is None:
-            self.why = _short(error)
+            self.why = one_line(error, 300)
 
     def fixed_session(self, inputs: Sequence[TensorInfo], shapes: Mapping[str, Sequence[int]]) -> Any:
         """A session for one shape; None if it cannot be opened or there are MAX_FIXED of them."""
@@ -65,7 +66,7 @@ class Graphs:
 
     def give_up(self, error: Exception) -> None:
         """No shape can be captured."""
-        self.enabled, self._open_fixed, self.why = False, None, _short(error)
+        self.enabled, self._open_fixed, self.why = False, None, one_line(error, 300)
 
     @staticmethod
     def options(ort: Any, number: int, *, wait: bool = True) -> Any:
@@ -173,7 +174,3 @@ class Binding:
                 )
                 binding.bind_ortvalue_output(info.name, memory)
         return binding
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

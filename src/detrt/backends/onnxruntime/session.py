@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...bundle import MANIFEST, Bundle
-from ...errors import GraphError, MissingPackageError, SessionError, SpecError
+from ...errors import GraphError, MissingPackageError, SessionError, SpecError, one_line
+from ...graph.io import SPEC_KEY
 from ...graph.operators import named_in
 from ...spec import ModelSpec, TensorInfo, read_spec_file, spec_beside
 from ...system import CPU, SATURATES, saturates_int8, usable_cores
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from ...graph.view import GraphView
     from ..gpu.runner import GpuRunner
 
-SPEC_KEY = "detrt.spec"  # key of the spec in the file's metadata_props
 
 _PROVIDERS = {
     "cpu": "CPUExecutionProvider",
@@ -313,7 +313,7 @@ class OnnxSession(BaseSession):
                     f"{self.name} chooses the best {few[1]} of an image's positions, and inputs of shape {shapes} have {few[2]}; "
                     "give a larger image size"
                 ) from error
-            raise SessionError(f"{self.name} failed on inputs of shape {shapes}: {_short(error)}") from error
+            raise SessionError(f"{self.name} failed on inputs of shape {shapes}: {one_line(error, 600)}") from error
         return dict(zip(names, values, strict=True))
 
     def close(self) -> None:
@@ -526,7 +526,7 @@ def _emulated(path: Path) -> bytes | None:
 
 
 def _load_error(name: str, error: Exception) -> SessionError:
-    text = _short(error)
+    text = one_line(error, 600)
     if match := re.search(r"\bdetrt:(?::)?(\w+)", text):
         return SessionError(
             f"{name} has nodes detrt::{match[1]}, which only detrt's own passes and plugins know; "
@@ -545,8 +545,3 @@ def _load_error(name: str, error: Exception) -> SessionError:
     if "protobuf" in text.lower() or "INVALID_PROTOBUF" in text:
         return SessionError(f"{name} is not an ONNX file, or it is damaged or truncated; copy or export it again")
     return SessionError(f"{name} cannot be loaded; export it again, or copy it again with the weights that lie beside it: {text}")
-
-
-def _short(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text if len(text) <= 600 else text[:600] + " ..."

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ...errors import one_line
 from ...graph.names import module_path
 
 _SHOWN = 5
@@ -134,11 +135,11 @@ def parse_failure(onnx_name: str, faults: Sequence[ParserFault], logged: Sequenc
             where = f"node '{fault.node or '(no name)'}' (operator {fault.operator or 'unknown'}"
             where += f", module {path}): " if path else "): "
         kind = f" [{fault.code}]" if fault.code else ""
-        lines.append(f"  {where}{_short(fault.description)}{kind}")
+        lines.append(f"  {where}{_told(fault.description)}{kind}")
     if len(faults) > _SHOWN:
         lines.append(f"  and {len(faults) - _SHOWN} more")
     if not faults:
-        lines += [f"  {_short(text)}" for text in logged[:_SHOWN]] or ["  the parser gave no reason"]
+        lines += [f"  {_told(text)}" for text in logged[:_SHOWN]] or ["  the parser gave no reason"]
     text = " ".join(f"{fault.operator} {fault.description}" for fault in faults) or " ".join(logged)
     if (hint := _hint(_PARSE_HINTS, text)) is None:
         operators = sorted({fault.operator for fault in faults if fault.code == "UNSUPPORTED_NODE" and fault.operator})
@@ -154,7 +155,7 @@ def parse_failure(onnx_name: str, faults: Sequence[ParserFault], logged: Sequenc
 def build_failure(onnx_name: str, logged: Sequence[str], version: str) -> str:
     """Message for a network that was read and could not be built."""
     lines = [f"TensorRT {version} read '{onnx_name}' and could not build an engine from it"]
-    lines += [f"  {_short(text)}" for text in logged[:_SHOWN]] or ["  the builder gave no reason"]
+    lines += [f"  {_told(text)}" for text in logged[:_SHOWN]] or ["  the builder gave no reason"]
     operation = re.search(r"operation '([^']+)'", " ".join(logged))
     if operation and (path := module_path(operation.group(1))):
         lines.append(f"  in module {path}")
@@ -176,7 +177,7 @@ def open_failure(engine_name: str, logged: Sequence[str], version: str) -> str:
             "driver; check with nvidia-smi, or run the ONNX file: --backend onnxruntime"
         )
     lines = [f"TensorRT {version} refused the engine '{engine_name}'"]
-    lines += [f"  {_short(line)}" for line in logged[:_SHOWN]] or ["  it gave no reason"]
+    lines += [f"  {_told(line)}" for line in logged[:_SHOWN]] or ["  it gave no reason"]
     hint = _hint(_BUILD_HINTS, text) if re.search(r"[Mm]emory", text) else None
     return "\n".join([*lines, f"  {hint or 'build the engine again with this version: detrt build MODEL -o OUT'}"])
 
@@ -206,7 +207,7 @@ def ended(return_code: int, log_tail: str) -> str:
     else:
         cause = f"the builder process ended with exit code {return_code} and no answer; nothing was written"
     tail = [line.strip() for line in log_tail.splitlines() if line.strip()][-3:]
-    return "\n".join([cause, *(f"  {_short(line)}" for line in tail)])
+    return "\n".join([cause, *(f"  {_told(line)}" for line in tail)])
 
 
 def activation_bytes(logged: Sequence[str]) -> int:
@@ -230,15 +231,14 @@ def alike_once(messages: Sequence[str]) -> list[str]:
     for message in messages:
         alike = re.sub(r"\d+", "0", re.sub(r"^\S*/\S*: ", "", message))
         groups.setdefault(alike, []).append(message)
-    return [_short(first) + (f" (and {len(more)} alike)" if more else "") for first, *more in groups.values()]
+    return [_told(first) + (f" (and {len(more)} alike)" if more else "") for first, *more in groups.values()]
 
 
 def _hint(hints: Sequence[tuple[str, str]], text: str) -> str | None:
     return next((hint for pattern, hint in hints if re.search(pattern, text)), None)
 
 
-def _short(text: str) -> str:
+def _told(text: str) -> str:
     # The tail of TensorRT's lines names its own source files, which tell a caller nothing.
     lines = [line.strip() for line in text.splitlines() if line.strip() and "catchCudaError" not in line]
-    text = re.sub(r"\s*In \w+ at /_src/\S+?:\d+", "", " ".join(lines))
-    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + " ..."
+    return one_line(re.sub(r"\s*In \w+ at /_src/\S+?:\d+", "", " ".join(lines)), _SHOWN_CHARACTERS)

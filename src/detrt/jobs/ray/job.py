@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ... import files
 from ...data.coco import CocoDataset
-from ...errors import OutputError, SessionError, SpecError
+from ...errors import OutputError, SessionError, SpecError, one_line
 from ...spec import ModelSpec
 from ...system import CountProgress
 from .inputs import ImageRef, digest, image_refs
@@ -217,7 +217,7 @@ def _read_spec(folder: ResultFolder, run: Run) -> ModelSpec | None:
     wanted = json.loads(_json(asdict(run)))
     other = [key for key in wanted if data.get(key) != wanted[key]]
     if other:
-        shown = "; ".join(f"{key} {_short(data.get(key))}, now {_short(wanted[key])}" for key in other)
+        shown = "; ".join(f"{key} {one_line(repr(data.get(key)), 60)}, now {one_line(repr(wanted[key]), 60)}" for key in other)
         raise OutputError(f"'{folder.name}' holds another run ({shown}); give another --output, or delete it")
     return spec
 
@@ -305,8 +305,3 @@ def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _json(data: Mapping[str, Any]) -> bytes:
     return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

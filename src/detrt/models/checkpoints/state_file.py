@@ -118,9 +118,9 @@ def _read_pickle(path: Path, ref: str) -> Any:
         named = _REFUSED_GLOBAL.search(text)
         if named is None and not re.search(r"nsupported (global|class)|not an allowed global", text, re.IGNORECASE):
             raise SourceError(
-                f"'{ref}' is damaged or not a PyTorch checkpoint: {_short(text)}; download or save it again"
+                f"'{ref}' is damaged or not a PyTorch checkpoint: {_cause(text)}; download or save it again"
             ) from None
-        what = named[1] if named else _short(text)
+        what = named[1] if named else _cause(text)
         hint = "save a plain state dict with the authors' code: torch.save({'model': model.state_dict()}, path)"
         if what.split(".")[0] == "ultralytics":
             hint = (
@@ -134,11 +134,11 @@ def _read_pickle(path: Path, ref: str) -> Any:
         ) from None
     except Exception as error:  # torch interprets the file's bytes, and raises anything: struct.error, AssertionError, ...
         raise SourceError(
-            f"'{ref}' is damaged or not a PyTorch checkpoint: {_short(str(error))}; download or save it again"
+            f"'{ref}' is damaged or not a PyTorch checkpoint: {_cause(str(error))}; download or save it again"
         ) from None
 
 
-def _short(text: str) -> str:
+def _cause(text: str) -> str:
     """The cause in an error of torch, without its advice to read the file with `weights_only=False`, which would run code."""
     if "weights_only" in text:
         text = text.partition("WeightsUnpickler error:")[2].partition("\n")[0]
