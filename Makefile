@@ -11,7 +11,7 @@ DOCS := build/docs-venv
 # The installation compiles no bytecode: without files of it every process would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-fast test-slow test-transformers test-torchvision setup lint docs wheel clean cpp-early cpp-setup cpp-sanitize cpp-build cpp-check cpp-test cpp-test-slow cpp-aarch64
+.PHONY: demo test test-fast test-slow test-transformers test-torchvision test-lowest setup lint docs wheel clean cpp-early cpp-setup cpp-sanitize cpp-build cpp-check cpp-test cpp-test-slow cpp-aarch64
 
 demo: setup
 	$(BIN)/detrt demo -o demo --target tensorrt-rtx
@@ -46,6 +46,22 @@ test-transformers: setup
 	$(BIN)/python -m pip --python $(TRANSFORMERS)/bin/python install --quiet --disable-pip-version-check transformers==$(VERSION)
 	$(TRANSFORMERS)/bin/python -m pytest -n 2 --dist worksteal -rs tests/export/test_families.py tests/export/test_prompted.py \
 	  tests/export/test_dino.py tests/models/test_rewrites.py
+
+# What users touch first, with the lowest versions of all direct dependencies that pyproject.toml allows; torch stays as pinned above,
+# because its older wheels on PyPI need gigabytes of CUDA.
+LOWEST := build/lowest
+LOWEST_EXTRAS := export,video,eval,text,serve
+LOWEST_TESTS := tests/test_detector.py tests/test_spec.py tests/test_bundle.py tests/test_detections.py tests/data/test_images.py \
+  tests/data/test_postprocess.py tests/data/test_video_player.py tests/data/test_video_formats.py tests/data/test_sinks.py \
+  tests/data/test_coco.py tests/data/test_draw.py tests/jobs/test_failing_images.py tests/cli/test_detect.py \
+  tests/cli/test_prompt.py tests/text tests/evaluation/test_coco.py tests/serve/test_app.py tests/backends/onnxruntime
+
+test-lowest: setup
+	test -x $(LOWEST)/bin/python || $(BIN)/python -m venv --without-pip $(LOWEST)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/python -m uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct --index-strategy unsafe-best-match \
+	  $(TORCH) -e '.[$(LOWEST_EXTRAS)]' 'pytest>=8' 'scipy>=1.11' 'psutil>=5.9' 'httpx>=0.27'
+	$(LOWEST)/bin/python -m pytest -rs $(LOWEST_TESTS)
 
 # The comparisons with processors that transformers has for torchvision only. PyPI's wheel needs CUDA, its Python does not, so it stays
 # out of $(VENV), where nothing could import it.

@@ -153,8 +153,8 @@ def test_the_check_decides_for_an_untested_version(installed, monkeypatch, tmp_p
 
 
 def test_a_family_that_a_version_lacks_is_named(installed):
-    installed("5.0.0")
-    words = rf"'random:rf_detr/tiny' is RF-DETR, which detrt does not read with transformers 5\.0\.0, but with .*=={TESTED[-1]}"
+    installed("5.3.0")
+    words = rf"'random:rf_detr/tiny' is RF-DETR, which detrt does not read with transformers 5\.3\.0, but with .*=={TESTED[-1]}"
     with pytest.raises(SourceError, match=words):
         load_source("random:rf_detr/tiny")
     assert load_source("random:detr/tiny").spec.family == "detr"

@@ -2,21 +2,6 @@
 
 # Version of transformers that the export tests ran with -> families that it lacks, or that do not export with it.
 LACKING: dict[str, tuple[str, ...]] = {
-    "5.0.0": (
-        "sam3",
-        "deimv2",
-        "rf_detr",
-        "grounding_dino",
-        "mm_grounding_dino",
-        "omdet_turbo",
-        "pp_doclayout_v2",
-        "pp_doclayout_v3",
-        "pp_doclayout_v4",
-        "eomt",
-        "eomt_dinov3",
-        "owlvit",
-        "owlv2",
-    ),
     "5.3.0": (
         "deimv2",
         "rf_detr",
