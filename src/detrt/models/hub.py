@@ -140,6 +140,10 @@ def load_folder(
         module, ignored = _load_module(
             plain, ref, row, config, trust_remote_code=trust_remote_code and not published, published=published
         )
+    if published:
+        from .arch.hybrid import take_authors_positions
+
+        take_authors_positions(module)
     check_channels(module, ref)
     check_finite(module, ref)
     notes += (*_note_on_ignored(ignored), *_anchors_of_every_size(module.config))

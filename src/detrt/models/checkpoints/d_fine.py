@@ -11,10 +11,21 @@ from ..families import Family
 from ..preprocessor import read_input_spec
 from ..source import MASK_CLASS
 from .key_map import LoadReport, Table
-from .rt_detr import ATTENTION, ENCODER_LAYER, PROJECTIONS, SELECTION, TABLES_OF_SIZE, hgnet_table, hybrid, prepare, trained_size
+from .rt_detr import (
+    ATTENTION,
+    ENCODER_LAYER,
+    PROJECTIONS,
+    SELECTION,
+    TABLES_OF_SIZE,
+    finish,
+    hgnet_table,
+    hybrid,
+    prepare,
+    trained_size,
+)
 from .shapes import Shapes, hgnet, levels_of, points_of
 
-__all__ = ["SKIPPED", "TABLE", "input_spec", "prepare", "recognise", "settings", "table"]
+__all__ = ["SKIPPED", "TABLE", "finish", "input_spec", "prepare", "recognise", "settings", "table"]
 
 
 def block_table(name: str, inner: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import SourceError
 from .d_fine import COMPUTED, DECODER, ENCODER, block_table, refinement
 from .key_map import LoadReport
+from .rt_detr import finish as finish
 from .rt_detr import hgnet_table, hybrid, leave_out, trained_size
 from .shapes import Shapes, hgnet, levels_of
 

@@ -9,6 +9,7 @@ from .d_fine import COMPUTED, DECODER, ENCODER, FEED_FORWARD, refinement
 from .deimv2 import BLOCKS, DECODER_PROJECTIONS, VIT, frequencies, vit, vit_table
 from .key_map import LoadReport, Table
 from .rf_detr import MASK_BLOCK, MASK_QUERIES
+from .rt_detr import finish as finish
 from .rt_detr import hybrid, trained_size
 from .shapes import Shapes
 

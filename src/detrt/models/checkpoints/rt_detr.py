@@ -288,6 +288,13 @@ def prepare(module: nn.Module, shapes: Shapes) -> None:
     leave_out(module.model.encoder_input_proj, shapes)  # type: ignore[union-attr,arg-type]
 
 
+def finish(module: nn.Module) -> None:
+    """These weights are trained with the authors' position embedding."""
+    from ..arch.hybrid import take_authors_positions
+
+    take_authors_positions(module)
+
+
 def leave_out(projections: nn.ModuleList, shapes: Shapes) -> None:
     """Make nothing of the projections that a file does not have; `hybrid` has checked the widths."""
     from torch import nn
