@@ -216,8 +216,8 @@ def test_keywords_of_loading_are_the_fields():
 
 
 def test_a_keyword_that_is_close_to_none():
-    with pytest.raises(TypeError, match="^build has no keyword 'targets'; it takes: "):
-        build("model", "bundle", targets="onnx")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="^build has no keyword 'nothing_like_it'; it takes: "):
+        build("model", "bundle", nothing_like_it="onnx")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("function", [Detector, build, load_source, open_session, verify])
