@@ -58,6 +58,10 @@ EngineFacts engine_of(const Json& json) {
   // Older bundles call it "tensorrt_version".
   facts.runtime_version = fields.text(fields.has("tensorrt_version") ? "tensorrt_version" : "runtime_version");
   facts.precision = fields.text("precision");
+  if (fields.has("environment") && fields.at("environment").is_object())
+    for (const auto& [name, value] : fields.at("environment").items())
+      if (value.is_string())
+        facts.environment[name] = value.get<std::string>();
   if (fields.has("options") && fields.at("options").is_object()) {
     const Json& options = fields.at("options");
     const auto text = [&](const char* name, const std::string& otherwise) {

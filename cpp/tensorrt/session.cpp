@@ -1,8 +1,11 @@
 #include "session.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <mutex>
+#include <optional>
 
 namespace detrt::tensorrt {
 namespace {
@@ -103,6 +106,7 @@ TrtSession::TrtSession(const Bundle& bundle, const BundleFile& file, const Sessi
   if (file.engine->version_compatible)
     require_trust(bundle, file, "TensorRT's own runtime code", options);
   engine_ = open_engine(*runtime_, bundle.checked_path(file), file.engine->version_compatible);
+  environment_ = file.engine->environment;
   read_tensors(*file.engine);
   const bool symbolic = std::any_of(profile_.begin(), profile_.end(),
                                     [](const auto& row) { return row.second.min != row.second.max; });
@@ -175,10 +179,47 @@ TrtSession::limits(const std::string& input) const {
   return std::pair(row->second.min, row->second.max);
 }
 
+namespace {
+
+// The environment that a TensorRT-RTX engine was built in, while a context is made: `environment_of` in
+// src/detrt/backends/tensorrt/bindings.py says why.
+class InEnvironment {
+public:
+  explicit InEnvironment(const std::map<std::string, std::string>& environment) : held_(lock()) {
+    const char* now = std::getenv(name);
+    if (const auto row = environment.find(name); row != environment.end()) {
+      setenv(name, row->second.c_str(), 1);
+    } else if (DETRT_IS_RTX && now != nullptr) {
+      before_ = now;
+      unsetenv(name);
+    }
+  }
+  ~InEnvironment() {
+    if (before_)
+      setenv(name, before_->c_str(), 1);
+  }
+  InEnvironment(const InEnvironment&) = delete;
+  InEnvironment& operator=(const InEnvironment&) = delete;
+
+private:
+  static constexpr const char* name = "NVIDIA_TF32_OVERRIDE";
+  static std::mutex& lock() {
+    static std::mutex only;
+    return only;
+  }
+  std::lock_guard<std::mutex> held_;
+  std::optional<std::string> before_;
+};
+
+} // namespace
+
 std::unique_ptr<Lane> TrtSession::make_lane() {
   auto lane = std::make_unique<Lane>();
   lane->stream = make_stream();
-  lane->context.reset(engine_->createExecutionContext());
+  {
+    const InEnvironment held(environment_);
+    lane->context.reset(engine_->createExecutionContext());
+  }
   if (!lane->context)
     throw Error(ErrorKind::session,
                 "TensorRT could not prepare '" + path_ + "' for running (" + Logger::instance().taken() +

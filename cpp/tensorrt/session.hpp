@@ -111,6 +111,7 @@ private:
   std::vector<TensorInfo> inputs_, outputs_;
   std::set<std::string> narrow_; // tensors that the engine has as INT32 and callers as int64
   std::map<std::string, Profile> profile_;
+  std::map<std::string, std::string> environment_; // of the build
   std::vector<std::unique_ptr<Lane>> free_;
   int missing_ = 0; // lanes that failed and are not made again yet
   std::mutex lock_;

@@ -29,6 +29,7 @@ struct EngineFacts {
   std::string performance; // of an OpenVINO model: "latency" or "throughput", or empty
   int streams = 0;         // of an OpenVINO model: batches at a time; 0: its own choice
   std::map<std::string, Profile> profile;  // by input name
+  std::map<std::string, std::string> environment; // of the process that built it, and must be of the one that runs it
   std::vector<TensorInfo> inputs, outputs; // in the order of the graph
 };
 

@@ -113,6 +113,7 @@ def build_engine(
         kernels=answer["kernels"],
         peak_memory_mib=answer["peak_memory_mib"],
         activation_bytes=answer.get("activation_bytes", 0),
+        environment=answer["environment"],
     )
     try:
         sidecar = bundle.write_sidecar(output, spec, facts)

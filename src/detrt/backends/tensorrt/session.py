@@ -26,7 +26,7 @@ from ...spec import TensorInfo
 from ..base import Backend, BaseSession, Choices, Feeds, Outputs, SessionInfo, check_feeds, check_spec
 from ..gpu.staging import COPY_THREADS
 from . import diagnose as explain
-from .bindings import Trt, load_trt
+from .bindings import Trt, environment_of, load_trt
 from .config import RTX_SMS, TARGETS
 from .cuda import Cuda, IoBuffer, nbytes_of
 from .profile import axis_names, check_shapes
@@ -136,6 +136,7 @@ class TensorRTSession(BaseSession):
         self._max_shapes = max_shapes if self._trt.row.since >= (10,) or self._trt.is_rtx else 1
         self._plans: OrderedDict[Hashable, _Plan] = OrderedDict()
         self._shared: _Context | None = None
+        self._runtime_config: Any = None
         self._generation = 0
         self._scratch = 0
         self._copiers = ThreadPoolExecutor(COPY_THREADS, "detrt-copy")
@@ -216,7 +217,9 @@ class TensorRTSession(BaseSession):
                 runtime_cache.reset()
             runtime_config.set_runtime_cache(runtime_cache)
             self._runtime_cache = runtime_cache
-        return self._checked_context(self._engine.create_execution_context(runtime_config))
+        self._runtime_config = runtime_config  # which must outlive its context
+        with environment_of(self.facts):
+            return self._checked_context(self._engine.create_execution_context(runtime_config))
 
     def _own_context(self) -> Any:
         """TensorRT: a context for each combination of shapes, since a recorded graph belongs to the state of
@@ -585,6 +588,7 @@ class TensorRTSession(BaseSession):
         self._plans.clear()
         # Contexts before the engine, the engine before its runtime, and all before their memory.
         self._shared = self._runtime_cache = None
+        self._runtime_config = None
         self._engine = self._runtime = None
         self._closing.close()
 

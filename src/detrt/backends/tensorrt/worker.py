@@ -6,6 +6,7 @@ its absolute path: {"onnx", "engine", "config", "spec"}.
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import time
@@ -23,7 +24,7 @@ from ...system import Progress, peak_memory_mib
 from ..child_process import answer_parent
 from . import diagnose as explain
 from . import kernels, weak
-from .bindings import NUMPY_DTYPES, Messages, Trt, load_trt
+from .bindings import NUMPY_DTYPES, TF32_OVERRIDE, Messages, Trt, build_environment, load_trt
 from .config import RTX_SMS, EngineConfig
 from .profile import NetworkTensor, Profile, plan_profile
 from .rewrite import RAISED, SELECTIONS_RETURNED, Rewritten, rewrite
@@ -55,6 +56,9 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     onnx = Path(request["onnx"])
     started_s = time.monotonic()
     progress(0.0, "loading TensorRT")
+    environment = build_environment(config)
+    os.environ.pop(TF32_OVERRIDE, None)
+    os.environ.update(environment)
     trt = load_trt(config.target)
     row = trt.row
     _check_config(trt, config)
@@ -119,6 +123,7 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         warnings.append(explain.large_activation(activation_bytes, profile))
     return {
         "runtime_version": trt.version,
+        "environment": environment,
         "compute_capabilities": list(sms),
         "precision": precision_of(layer_types) if layer_types else _allowed(source),
         "layer_types": layer_types,
