@@ -136,7 +136,7 @@ class TensorRTSession(BaseSession):
         self._max_shapes = max_shapes if self._trt.row.since >= (10,) or self._trt.is_rtx else 1
         self._plans: OrderedDict[Hashable, _Plan] = OrderedDict()
         self._shared: _Context | None = None
-        self._runtime_config: Any = None
+        self._runtime_configs: list[Any] = []
         self._generation = 0
         self._scratch = 0
         self._copiers = ThreadPoolExecutor(COPY_THREADS, "detrt-copy")
@@ -202,22 +202,28 @@ class TensorRTSession(BaseSession):
         largest = min((int(shapes[2][0]) for shapes in profile.values() if shapes[2]), default=None)
         self._info = replace(self._info, inputs=tuple(inputs), outputs=tuple(outputs), profile=profile, max_batch=largest)
 
-    def _rtx_context(self, specialization: str) -> Any:
-        """TensorRT-RTX compiles kernels on the device; how is decided before the context is made."""
+    def _rtx_context(self, specialization: str, *, graphs: bool = True) -> Any:
+        """TensorRT-RTX compiles kernels on the device; how is decided before the context is made.
+
+        graphs: false for a context whose layers are timed, which the library must not record.
+        """
         module = self._trt.module
         runtime_config = self._engine.create_runtime_config()
         strategies = module.CudaGraphStrategy
-        runtime_config.cuda_graph_strategy = strategies.DISABLED if self.graph_note else strategies.WHOLE_GRAPH_CAPTURE
+        recorded = graphs and not self.graph_note
+        runtime_config.cuda_graph_strategy = strategies.WHOLE_GRAPH_CAPTURE if recorded else strategies.DISABLED
         known = module.DynamicShapesKernelSpecializationStrategy.__members__
         runtime_config.dynamic_shapes_kernel_specialization_strategy = known[specialization.upper()]
-        if self._cache_path is not None:
+        if self._runtime_cache is not None:
+            runtime_config.set_runtime_cache(self._runtime_cache)
+        elif self._cache_path is not None:
             runtime_cache = runtime_config.create_runtime_cache()
             # A cache of another GPU or version is refused by the library, and rewritten by `close`.
             if self._cache_path.is_file() and not runtime_cache.deserialize(self._cache_path.read_bytes()):
                 runtime_cache.reset()
             runtime_config.set_runtime_cache(runtime_cache)
             self._runtime_cache = runtime_cache
-        self._runtime_config = runtime_config  # which must outlive its context
+        self._runtime_configs.append(runtime_config)  # which must outlive its context
         with environment_of(self.facts):
             return self._checked_context(self._engine.create_execution_context(runtime_config))
 
@@ -294,13 +300,14 @@ class TensorRTSession(BaseSession):
         of TensorRT 8 ("ForeignNode") is one layer.
 
         Raises:
-            SessionError: nothing was run before, TensorRT-RTX, a failure on the GPU, or a closed session.
+            SessionError: nothing was run before, a failure on the GPU, or a closed session.
         """
-        if self._trt.is_rtx:
-            raise SessionError("the times of layers are read from engines of --target tensorrt; this one is of tensorrt-rtx")
         found: dict[str, list[float]] = {}
         profiler = self._trt.make_profiler(lambda layer, ms: found.setdefault(layer, []).append(ms))
         with self._last_plan() as plan:
+            if self._trt.is_rtx and self._last_shapes is not None:
+                plan = _Plan(_Context(self._rtx_context("eager", graphs=False)))
+                self._bind(plan, self._last_shapes)
             plan.context.native.profiler = profiler
             try:
                 for _ in range(repeats):
@@ -588,7 +595,7 @@ class TensorRTSession(BaseSession):
         self._plans.clear()
         # Contexts before the engine, the engine before its runtime, and all before their memory.
         self._shared = self._runtime_cache = None
-        self._runtime_config = None
+        self._runtime_configs.clear()
         self._engine = self._runtime = None
         self._closing.close()
 
