@@ -15,32 +15,28 @@ def supports(sm: int, precision: Precision) -> bool:
     return sm >= precision.min_compute_capability
 
 
-def check_capability(precision: Precision, engines: Sequence[EngineConfig]) -> list[str]:
-    """Raise for engines that cannot run a precision; returns warnings.
+def check_capability(precision: Precision, engines: Sequence[EngineConfig]) -> None:
+    """Raise for engines that cannot run a precision.
 
     Raises:
-        EngineError: a compute capability without the precision.
+        EngineError: a compute capability, or a library, without the precision.
     """
-    warnings = []
     for config in engines:
+        if config.target == "tensorrt-rtx" and precision == Precision.INT8:
+            raise EngineError(
+                "TensorRT-RTX has INT8 for the weights of matmuls only, by NVIDIA's documentation, and detrt's INT8 graphs quantize "
+                "convolutions and activations: version 1.6 fails on them. Choose --precision fp8 (compute capability 89 and newer) or "
+                "fp16, or --target tensorrt"
+            )
         lacking = [sm for sm in config.sms if not supports(sm, precision)]
         if lacking:
             capable = [str(sm) for sm in config.sms if supports(sm, precision)]
-            alternatives = [
-                name for name in (Precision.FP16, Precision.BF16, Precision.INT8) if all(supports(sm, name) for sm in config.sms)
-            ]
+            alternatives = [name for name in (Precision.FP16, Precision.BF16) if all(supports(sm, name) for sm in config.sms)]
             advice = f"--sm {','.join(capable)}, or " if capable else ""
             raise EngineError(
                 f"{precision} does not run on compute capability {', '.join(map(str, lacking))} "
                 f"(it needs {precision.min_compute_capability} or newer); choose {advice}--precision {' or '.join(alternatives)}"
             )
-        if config.target == "tensorrt-rtx" and precision == Precision.INT8:
-            warnings.append(
-                "NVIDIA documents INT8 in TensorRT-RTX for the weights of matmuls only; this graph also "
-                "quantizes convolutions and activations. It builds, but a gain in speed is not promised: "
-                "measure it against --precision fp16"
-            )
-    return warnings
 
 
 def check_before(config: PrecisionConfig, engines: Sequence[EngineConfig], *, alone: bool = False) -> list[str]:
@@ -56,7 +52,9 @@ def check_before(config: PrecisionConfig, engines: Sequence[EngineConfig], *, al
 
         find_images(config.calibration, config.calibration_images)
     precision = Precision.TF32 if config.precision == Precision.TF32 else config.target
-    warnings = check_capability(precision, engines) if precision != Precision.FP32 else []
+    if precision != Precision.FP32:
+        check_capability(precision, engines)
+    warnings = []
     if alone and precision == Precision.BF16:
         warnings.append(
             "ONNX Runtime has no convolutions in BF16 on CPUs, where this graph then does not run; add an engine or a package "
