@@ -8,9 +8,10 @@
 strip leaves large weights out, so that bundles of random models are small enough to carry to another machine; restore draws them
 again with the mean and deviation of each tensor. Bundles of trained models are copied whole (`--whole NAME`).
 
-build copies a bundle for each JOB, NAME=BUNDLE,OPTION,OPTION, and adds an engine to it by `quick_build.py`; builds are spread over
-the GPUs of the host, and those that run after SECONDS are stopped. The log of each is NAME.log. Start NVIDIA's Multi-Process
-Service (`nvidia-cuda-mps-control -d`) first.
+build copies a bundle for each JOB, NAME=BUNDLE,OPTION,OPTION, and adds an engine to it: with --target,tensorrt-rtx,--sm,current among
+the options one of TensorRT-RTX, else one of TensorRT by `quick_build.py`. Builds are spread over the GPUs of the host, and those
+that run after SECONDS are stopped. The log of each is NAME.log. Start NVIDIA's Multi-Process Service (`nvidia-cuda-mps-control -d`)
+first.
 
 time opens each engine alone, on the GPU of CUDA_VISIBLE_DEVICES: milliseconds of its kernels and of a call with its copies (25th,
 50th and 75th percentile), facts of the build, and the layers that take longest.
@@ -131,8 +132,10 @@ def build(bundles: Path, engines: Path, jobs: list[str], slots: int, seconds: fl
             # Links: a build replaces the files that it changes.
             shutil.copytree(bundles / bundle, engines / name, copy_function=os.link)
             with open(engines / f"{name}.log", "w") as log:
+                command = ["-m", "detrt"] if "--target" in options else [QUICK_BUILD]
+                target = [] if "--target" in options else ["--target", "tensorrt"]
                 running[name] = subprocess.Popen(
-                    [sys.executable, QUICK_BUILD, "build", engines / name, "--target", "tensorrt", *options],
+                    [sys.executable, *command, "build", engines / name, *target, *options],
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env=os.environ | {"CUDA_VISIBLE_DEVICES": str(number % gpus)},

@@ -140,7 +140,7 @@ def _gridsample(call: _Call) -> None:
 
 
 def _gather_by_level(call: _Call) -> None:
-    """A sum over levels, each with its own Gathers. Rows are whole numbers below 2**24 in each image, which FP32 holds exactly."""
+    """A sum over levels, each with its own Gathers. Rows are integers below 2**24 in each image, which FP32 holds exactly."""
     b, heads, dim = call.builder, call.heads, call.dim
     f32 = np.float32
     one, zero, half = b.const(1.0, f32), b.const(0.0, f32), b.const(0.5, f32)

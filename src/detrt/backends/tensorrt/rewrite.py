@@ -104,7 +104,7 @@ def rewrite(
             plugin_is_faster = widened.low and bool(_plugin_form(row, config, spec, profile, widened, True))
         # NVIDIA's plugin computes coordinates in the type of its inputs. FP16 moves samples by up to a quarter of a pixel.
         widened.fp32.update(name for node in model.graph.node if node.op_type == NVIDIA_OP_TYPE for name in node.output)
-    if row.by_level:
+    if spec.family in row.by_level_families:
         changes["gathers by level"] = gather_by_level(model)
     if row.strongly_typed:
         changes += for_typed_parser(model, opset=row.opset, cumsum=row.cumsum, grid_sample_linear=row.grid_sample_linear)

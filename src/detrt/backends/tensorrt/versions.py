@@ -37,7 +37,7 @@ class Version:
         layer_norm_families: families whose FP16 graphs get NVIDIA's LayerNorm plugin where the library has it, as it was measured to be faster.
         sigmoid_families: families in whose FP16 graphs a Sigmoid that must compute in FP32 is written out. Myelin lowers it with a one in
             FP16, finds two types in a sum and gives up the FP16 form of the whole node around it.
-        by_level: whether deformable attention gathers level by level, which was measured to be faster.
+        by_level_families: families whose deformable attention gathers level by level, because it was measured to be faster.
         one_phrase: whether phrases with queries of their own (SAM 3) run one at a time: with several the builder did not end.
         state: what is known about detrt with it.
     """
@@ -58,7 +58,7 @@ class Version:
     plugin_families: tuple[str, ...] = ()
     layer_norm_families: tuple[str, ...] = ()
     sigmoid_families: tuple[str, ...] = ()
-    by_level: bool = False
+    by_level_families: tuple[str, ...] = ()
     one_phrase: bool = False
     state: str = ""
 
@@ -92,10 +92,10 @@ VERSIONS: tuple[Version, ...] = (
     Version("tensorrt", (10, 11), 20, _16, msda_plugin="2", state="not run"),
     Version("tensorrt", (10, 12), 22, _16, msda_plugin="2", state="not run; oldest that NVIDIA recommends for strong typing"),
     Version("tensorrt", (11, 0), 22, _16, msda_plugin="2", state="not run; JetPack 7.2.2 has 11.4"),
-    Version("tensorrt-rtx", (1, 0), 22, _16, plugins="", by_level=True, state="not run"),
-    Version("tensorrt-rtx", (1, 4), 22, _16, plugins="", by_level=True, state="run on an H100, which NVIDIA does not list: 1.4.0 and 1.6.1"),
+    Version("tensorrt-rtx", (1, 0), 22, _16, plugins="", by_level_families=SAMPLING_ENCODERS, state="not run"),
+    Version("tensorrt-rtx", (1, 4), 22, _16, plugins="", by_level_families=SAMPLING_ENCODERS, state="1.4.0 and 1.6.1 run on H100s and H200s, which NVIDIA does not list"),
     Version(
-        "tensorrt-rtx", (1, 7), 22, _16, grid_sample_linear=True, plugins="", by_level=True,
+        "tensorrt-rtx", (1, 7), 22, _16, grid_sample_linear=True, plugins="", by_level_families=SAMPLING_ENCODERS,
         state="engines are built and read here; not run on a GPU, and it refuses an H100",
     ),
 )  # fmt: skip
