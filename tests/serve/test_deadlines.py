@@ -89,7 +89,9 @@ def test_a_format_that_is_decoded_slowly_is_not_read_unless_it_is_named(model, s
         assert seconds_until_free(other) < FREE_S
 
 
-@pytest.mark.parametrize(("formats", "words"), [("", "no image format"), ("png,eps", "'EPS'"), ("png;gif", "'PNG;GIF'")])
+@pytest.mark.parametrize(
+    ("formats", "words"), [("", "--image-formats is '' (empty)"), ("png,eps", "'EPS'"), ("png;gif", "'PNG;GIF'")]
+)
 def test_formats_that_do_not_exist(model, formats, words):
     ended = subprocess.run([*COMMAND, "serve", model, "--image-formats", formats], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2 and words in ended.stderr and "known are" in ended.stderr + "known are" * (not formats)
