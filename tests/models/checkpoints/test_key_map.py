@@ -237,3 +237,14 @@ def test_a_table_of_no_size_is_refused(rows):
 def test_a_table_with_other_numbers_is_refused():
     with pytest.raises(SourceError, match="another eval_spatial_size, which detrt does not run, or is damaged"):
         sizes_in_settings("ecdet_s", torch.zeros(1, 8400, 4))
+
+
+@pytest.mark.parametrize("name", ("dfine_hgnetv2_n_coco", "rtdetr_r18vd_6x_coco"))
+def test_what_no_tensor_tells_is_said(name):
+    state = random_state(name)
+    variant = recognise(state)
+    table = anchors((640, 640), OF_THE_SIDES[name])
+    _, _, told = load({**state, "decoder.anchors": table}, variant, {}, "x")
+    _, _, untold = load({key: tensor for key, tensor in state.items() if key != "decoder.anchors"}, variant, {}, "x")
+    assert "assumed as published, no tensor tells: 300 queries (--queries)" in told.line()
+    assert "size 640x640 (--size), 300 queries (--queries)" in untold.line() and "8 heads" in untold.line()

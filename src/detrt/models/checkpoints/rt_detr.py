@@ -223,7 +223,11 @@ def hybrid(shapes: Shapes, report: LoadReport, queries: int = 300) -> dict[str, 
     given = {int(name.split(".")[2]): shapes.size(name, 1) for name in names if name in shapes}
     inputs = [given.get(i, neck) for i in range(levels)]
     layers = shapes.count("encoder.encoder.#.")
-    report.notes.append(f"{queries} queries, as published; the file does not say")
+    size = "" if "decoder.anchors" in shapes else "size 640x640 (--size), "
+    report.notes.append(
+        f"assumed as published, no tensor tells: {size}{queries} queries (--queries), the result of the last decoder layer that is read "
+        "(--decoder-layers), 8 heads, the published activations, the default query selection"
+    )
     return {
         "num_labels": shapes.size("decoder.enc_score_head.weight"),
         "num_queries": queries,
