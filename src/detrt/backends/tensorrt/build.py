@@ -17,7 +17,7 @@ from ...system import Progress, compute_capabilities_here
 from ..child_process import run_child
 from . import diagnose
 from .bindings import check_installed
-from .config import EngineConfig
+from .config import RTX_SMS, EngineConfig
 
 WORKER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "detrt.backends.tensorrt.worker")
 # Protobuf tags of ModelProto's fields: what the first byte of an ONNX file can be.
@@ -126,6 +126,16 @@ def build_engine(
     if progress:
         progress(1.0, "done")
     return BuiltEngine(output, sidecar, facts, answer["size"], tuple(answer["warnings"]), tuple(answer["notes"]))
+
+
+def check_sms(config: EngineConfig) -> None:
+    """Raise EngineError, before any work, for a GPU that TensorRT-RTX builds for on such a GPU only, where this machine has none."""
+    if config.target != "tensorrt-rtx" or config.sms[0] in RTX_SMS or config.sms[0] in compute_capabilities_here():
+        return
+    raise EngineError(
+        f"TensorRT-RTX builds for compute capability {config.sms[0]} on a machine with such a GPU only, and nvidia-smi shows none here. "
+        f"Type for example --sm 86,89; it lists {', '.join(map(str, RTX_SMS))}"
+    )
 
 
 def runs_here(config: EngineConfig) -> bool:

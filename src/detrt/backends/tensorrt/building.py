@@ -15,7 +15,7 @@ from ...models.families import Family
 from ...spec import PIXEL_VALUES, Precision
 from ..building import MODEL, Builder, BuildPlan, Work
 from .bindings import check_installed
-from .build import build_engine, runs_here
+from .build import build_engine, check_sms, runs_here
 from .config import EngineConfig
 
 # Fraction of the multiply-adds in INT8 kernels below which an engine hardly is an INT8 engine.
@@ -31,6 +31,8 @@ class EngineBuilder(Builder):
         return [replace(config, tf32=True) for config in configs] if plan.precision.precision == Precision.TF32 else configs
 
     def check(self, configs: Sequence[EngineConfig], plan: BuildPlan) -> None:
+        for config in configs:
+            check_sms(config)
         _check_engines(configs, plan)
         _check_placement(plan.precision.qdq_placement)
         if not plan.from_graph:
@@ -58,7 +60,7 @@ class EngineBuilder(Builder):
 
     def compares(self, configs: Sequence[EngineConfig]) -> bool:
         # An engine is compared with its graph, so that --no-check says something about it.
-        return any(config.target == "tensorrt" for config in configs)
+        return any(map(runs_here, configs))
 
     def build(self, configs: Sequence[EngineConfig], plan: BuildPlan, work: Work) -> None:
         for config in configs:
