@@ -185,9 +185,9 @@ def _planned(
     source = str(model) if held is None else held.provenance.source
     plan = BuildPlan(source, export, precision, load, from_graph)
     jobs = [replace(job, configs=job.builder.resolved(job.configs, plan)) for job in jobs]
-    _check_installed(jobs, checkpoint=not from_graph)
     for job in jobs:
         job.builder.check(job.configs, plan)
+    _check_installed(jobs, checkpoint=not from_graph)
     makes = [job for job in jobs if job.makes]
     limited = [one for job in jobs for one in job.configs if hasattr(one, "sms")]
     warnings = check_before(precision, limited, alone=not makes)

@@ -71,7 +71,9 @@ def lines():
             seen.add(flag)
             for value in tried:
                 anything = flag in ANY_TEXT or option.name in writes or (flag == "--images" and value == "in")
-                accepted = value == option.default or (command == "report" and flag == "--calibration" and value == "broken.json")
+                accepted = value == option.default or (
+                    command == "report" and flag == "--calibration" and value in ("broken.json", "in")
+                )
                 if accepted or (value and anything and not (flag == "--plugin" and command == "build")):
                     continue
                 words = WORKS[command].split()

@@ -9,4 +9,4 @@ def load_dino(state, *, variant=None, labels=None, stored=tuple("abcdefg"), name
     """(module, spec, family, report). stored: the small models have seven classes, which no label set has."""
     variant = variant or recognise(state)
     module, family, report = load(state, variant, {}, name)
-    return module, spec_of(variant, module, family, report, labels=labels, stored=stored, ref=name), family, report
+    return module, spec_of(variant, module, family, report, labels=labels, stored=stored, first=None, ref=name), family, report

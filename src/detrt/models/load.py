@@ -337,7 +337,7 @@ def load_source(ref: str, options: LoadOptions | None = None, **changes: Unpack[
     for name in RECORDED:
         value = getattr(options, name)
         chosen[name] = str(value.absolute()) if isinstance(value, Path) else value
-    recorded = {key: value for key, value in chosen.items() if value not in (None, False, [])}
+    recorded = {key: value for key, value in chosen.items() if value is not None and value is not False and value != []}
     return replace(source, provenance=replace(source.provenance, options=recorded))
 
 

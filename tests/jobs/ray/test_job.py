@@ -156,7 +156,7 @@ def test_a_image_that_the_model_fails_on(place):
     assert (result.images, result.bad) == (16, 1) and "005.png" in result.bad_examples[0]
     start(["many"], "whole")
     rows, whole = rows_of("out"), rows_of("whole")
-    assert "the model failed" in rows[5]["error"] and rows[5]["detections"] == []
+    assert "fails in the model" in rows[5]["error"] and rows[5]["detections"] == []
     assert [row for row in rows if row["image_id"] != 6] == [row for row in whole if row["image_id"] != 6]
 
 
