@@ -68,6 +68,14 @@ class Load:
         assert self.errors == []
 
 
+@pytest.fixture(autouse=True)
+def hangups_arrive():
+    """Under nohup the tests ignore SIGHUP, and a server that they start would, too."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture
 def bundle(tmp_path):
     return build(tmp_path / "shapes", "old")
