@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ... import files
 from ...bundle import EngineFacts, text_encoder_beside
 from ...errors import EngineError, ExportError, GateError, MissingPackageError
 from ...models.families import Family
@@ -110,7 +109,8 @@ class EngineBuilder(Builder):
             progress=lambda fraction, text: work.say(f"check {name}", fraction, text),
         )
         work.done(f"check {config.label}", start, 0, found.verdict)
-        row = {**found.to_dict(), "engine_sha256": files.sha256_of(work.folder / name)}
+        entry = next(one for one in work.entries if one.path == name)
+        row = {**found.to_dict(), "engine_sha256": entry.sha256}
         work.record("engine_checks", {**work.provenance.options.get("engine_checks", {}), name: row})
         if found.passed:
             return
