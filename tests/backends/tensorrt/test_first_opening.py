@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -80,6 +81,23 @@ def test_a_right_engine_is_compared_once(engine, cache):
         stored.write_text(text)
         with open_session(folder) as session:
             assert "at this first opening" in session.info.note
+
+
+@pytest.mark.parametrize("change", [None, "engine_sha256", "gpu"], ids=str)
+def test_what_build_compared_on_this_gpu_is_not_compared_again(engine, cache, change):
+    folder, wrong = engine
+    held = Bundle.open(folder)
+    (entry,) = held.of_kind("engine")
+    with open_session(folder) as session:
+        told = {"engine_sha256": entry.sha256, "gpu": session.info.gpu_name}
+    runs = wrong.runs
+    (stored,) = cache.glob("*.json")
+    stored.unlink()
+    checks = {entry.path: told if change is None else {**told, change: "another"}}
+    provenance = replace(held.provenance, options={**held.provenance.options, "engine_checks": checks})
+    replace(held, provenance=provenance).save()
+    with open_session(folder):
+        assert (wrong.runs == runs) == (change is None)
 
 
 def test_a_wrong_engine_is_refused_then_and_later(engine, cache, capsys, tmp_path):
