@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from detrt.backends.base import Choices
-from detrt.backends.compare import difference, relative_error
+from detrt.backends.compare import difference, relative_error, selection_error
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.torch import TorchSession
 from detrt.errors import SessionError
@@ -59,11 +59,14 @@ def test_both_sides_tell_and_take_selections(exported, tiny):
             # The other way round, so that a side that does not take them is found out.
             turned = Choices([np.ascontiguousarray(array[:, ::-1]) for array in chosen.selections], chosen.cuts)
             want, got = told.run(feeds, turned), given.run(feeds, turned)
-            assert max(relative_error(want[name], got[name], name) for name in want) <= 1e-4
+            assert max(relative_error(want[name], got[name], name) for name in outputs) <= 1e-4
             # Ten times what the two sides may differ by: the selections decide, and not rounding.
-            assert max(relative_error(outputs[name], want[name], name) for name in want) > 1e-3
+            assert max(relative_error(outputs[name], want[name], name) for name in outputs) > 1e-3
             with pytest.raises(SessionError, match="top-k selections"):
                 given.run(feeds, Choices([*chosen.selections, *chosen.selections]))
+        _, chosen = graph.selections(feeds)
+        worst = Choices([np.zeros_like(array) for array in chosen.selections])
+        assert selection_error(graph.run(feeds, chosen), 2) == 0 < 0.01 < selection_error(graph.run(feeds, worst), 2)
 
 
 def test_a_session_of_bytes_does_not_pretend_to_tell(exported):

@@ -193,7 +193,11 @@ class Session(Protocol):
         """Whether `run` can be given what to choose."""
 
     def run(self, feeds: Feeds, force: Choices | None = None) -> Outputs:
-        """Outputs of a batch. force: what the model chooses, instead of what its own scores say. Raises SessionError."""
+        """Outputs of a batch. Raises SessionError.
+
+        force: what the model chooses, instead of what its own scores say. Outputs that end in GIVEN_SCORES and BEST_SCORES are the scores
+        of what it was given and of what it would choose, where the backend tells them.
+        """
 
     def selections(self, feeds: Feeds) -> tuple[Outputs, Choices]:
         """Outputs of a batch, and what the model chose for them. Raises SessionError."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..data.preprocess import preprocess
-from ..spec import ATTENTION_MASK, BOXES, CLASS_MASK, LOGITS, PHRASE_FEATURES, PHRASE_MASK, PRED_BOXES
+from ..spec import ATTENTION_MASK, BEST_SCORES, BOXES, CLASS_MASK, GIVEN_SCORES, LOGITS, PHRASE_FEATURES, PHRASE_MASK, PRED_BOXES
 from .base import Choices, Feeds, Outputs, Session
 
 _LEAST = 1e-6  # scale of a tensor of zeros
@@ -71,12 +71,13 @@ def relative_error(expected: NDArray, actual: NDArray, output: str = "", metric:
 
 
 def output_differences(want: Outputs, got: Outputs, limit: float) -> dict[str, float]:
-    """Output -> `relative_error`; `got` may have more outputs.
+    """Output that both have -> `relative_error`.
 
     Models that select queries by rank may swap two whose scores tie within rounding. If outputs differ by more than `limit`,
     each query is therefore compared with the nearest one, provided that this is a one-to-one assignment. Masks follow the queries
     that the other outputs have paired.
     """
+    want = {name: array for name, array in want.items() if name in got}
     errors = {name: relative_error(array, got[name], name) for name, array in want.items()}
     rows = [name for name, array in want.items() if array.ndim == 3]
     queries = {side[name].shape[:2] for side in (want, got) for name in want if want[name].ndim >= 3}
@@ -187,6 +188,22 @@ def forced_differences(
     want = reference.run(feeds, choices)
     names = [name for name in want if name in got]
     return [(name, *difference(*unpadded(want[name], got[name], padding or {}, name), name)) for name in names]
+
+
+def can_follow(reference: Session, candidate: Session) -> bool:
+    """Whether the reference can compute with what the candidate selects; both the sessions that run the graphs."""
+    return candidate.tells_selections and reference.takes_selections
+
+
+def selection_error(outputs: Outputs, count: int) -> float:
+    """By how much the scores of what a model was given are below the best ones, relative to the largest. In whatever order, because scores
+    may tie.
+
+    outputs: of a run of `count` images with `force`.
+    """
+    names = [name.removesuffix(BEST_SCORES) for name in outputs if name.endswith(BEST_SCORES)]
+    pairs = [[np.sort(outputs[name + end].reshape(count, -1)) for end in (BEST_SCORES, GIVEN_SCORES)] for name in names]
+    return max((relative_error(best, given) for best, given in pairs), default=0.0)
 
 
 def unpadded(expected: NDArray, got: NDArray, feeds: Mapping[str, Any], name: str) -> tuple[NDArray, NDArray]:

@@ -16,10 +16,10 @@ from ..data.matching import MISMATCHED_OF_SHAPE, Gate, few, gate_for, match, mis
 from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, preprocess
 from ..errors import PromptError, SessionError
-from ..spec import BEST_SCORES, GIVEN_SCORES, PIXEL_VALUES, SELECTION
-from .base import Feeds, Outputs, Session
-from .compare import relative_error
-from .prompted import BoundSession, PromptedSession, detector_of, unbound
+from ..spec import PIXEL_VALUES
+from .base import Choices, Feeds, Outputs, Session
+from .compare import can_follow, relative_error, selection_error
+from .prompted import BoundSession, PromptedSession, detector_of
 
 # What a model with a prompt is asked for; the drawn scenes hold such things.
 PROMPT = "a circle. a square. a star."
@@ -151,7 +151,7 @@ def compare_sessions(
     A model that takes a prompt looks for `PROMPT`, and at the first shape for a shorter and a longer prompt as well.
 
     Args:
-        reference: the graph; of an engine that returns its selections, as `open_following` opens it, and then it computes with these.
+        reference: the graph; of an engine that returns its selections, it computes with these.
         candidate: the engine.
         precision: of the graph; chooses the tolerances.
         shapes: (batch size, (height, width)) to run; None: `shapes_of` the engine.
@@ -190,14 +190,10 @@ def compare_sessions(
 def _bound(reference: Session, candidate: Session, prompt: str) -> tuple[Session, Session]:
     """Both with a prompt. A graph that takes the engine's selections runs in the chunks of the engine."""
     engine = candidate.bind(prompt)
-    if not _selections_of(reference):
+    if not can_follow(detector_of(reference), detector_of(candidate)):
         return reference.bind(prompt), engine
     assert isinstance(reference, PromptedSession) and isinstance(engine, BoundSession)
     return BoundSession(reference, engine.prompts), engine
-
-
-def _selections_of(reference: Session) -> set[str]:
-    return {info.name for info in reference.inputs if info.name.startswith(SELECTION)}
 
 
 def _longest_prompt(session: Session) -> str:
@@ -229,14 +225,15 @@ def _compare(reference: Session, candidate: Session, batch: int, size_hw: SizeHW
     where = (batch, *size_hw)
     facts = candidate.spec.input
     given = preprocess(draw_images(batch, size_hw, first), candidate.spec, size_hw=size_hw if facts.dynamic else None)
-    taken = _selections_of(reference)
+    follow = can_follow(detector_of(reference), detector_of(candidate))
     try:
-        runs = _run(candidate, given.feeds)
-        got = _merged(candidate, runs, batch)
+        told = _run(
+            candidate, given.feeds, lambda model, feeds, chunk: model.selections(feeds) if follow else (model.run(feeds), None)
+        )
+        got = _merged(candidate, [outputs for outputs, _ in told], batch)
         after = decode(got, candidate.spec, given.original_sizes_hw, threshold=0.0)  # NaN is refused here
         # Of an engine that selected what does not exist, the graph fails.
-        chosen = [{name: run[name] for name in taken} for run in runs] if taken else []
-        wanted = _run_in_parts(reference, given.feeds, batch, chosen)
+        wanted = _run_in_parts(reference, given.feeds, batch, [choices for _, choices in told if choices])
         want = _merged(reference, wanted, batch)
         before = decode(want, candidate.spec, given.original_sizes_hw, threshold=0.0)
     except SessionError as error:
@@ -252,34 +249,35 @@ def _compare(reference: Session, candidate: Session, batch: int, size_hw: SizeHW
         mask_iou=min((one.mask_iou for one in found if one.mask_iou is not None), default=None),
         beyond=sum(one.beyond for one in found),
         error=max(relative_error(want[name], got[name], name) for name in want if name in got),
-        selection=max(_selection_error(run, name, batch) for run in wanted for name in taken) if taken else None,
+        selection=max(selection_error(run, batch) for run in wanted) if follow else None,
     )
 
 
-def _selection_error(outputs: Outputs, name: str, batch: int) -> float:
-    """Of one selection, from the outputs of the graph that took it. In whatever order, because scores may tie."""
-    best, given = (np.sort(outputs[name + end].reshape(batch, -1)) for end in (BEST_SCORES, GIVEN_SCORES))
-    return relative_error(best, given)
+Runner = Callable[[Session, Feeds, int], Any]
 
 
-def _run(session: Session, feeds: Feeds, selections: Sequence[Feeds] = ()) -> list[Outputs]:
-    """Outputs of the graph itself: for a prompt in chunks, one entry for each. selections: further feeds of each."""
+def _run(session: Session, feeds: Feeds, run: Runner) -> list[Any]:
+    """What `run` gives of the graph itself: for a prompt in chunks, one entry for each. run: of the session, all feeds and the number of the
+    chunk."""
     texts: Sequence[Feeds] = session.texts(len(feeds[PIXEL_VALUES])) if isinstance(session, BoundSession) else [{}]
-    chunks = zip(texts, selections or [{}] * len(texts), strict=True)
-    return [unbound(session).run({**feeds, **text, **chosen}) for text, chosen in chunks]
+    return [run(detector_of(session), {**feeds, **text}, number) for number, text in enumerate(texts)]
 
 
 def _merged(session: Session, runs: Sequence[Outputs], batch: int) -> Outputs:
     return session.merge(runs, batch) if isinstance(session, BoundSession) else runs[0]
 
 
-def _run_in_parts(session: Session, feeds: Feeds, batch: int, selections: Sequence[Feeds]) -> list[Outputs]:
-    """As `_run`, one image after the other where the graph can, which needs less memory than a large batch."""
+def _run_in_parts(session: Session, feeds: Feeds, batch: int, choices: Sequence[Choices]) -> list[Outputs]:
+    """Outputs, one image after the other where the graph can, which needs less memory than a large batch. choices: of each chunk; empty: the
+    graph's own."""
+
+    def run(rows: slice) -> list[Outputs]:
+        def forced(model: Session, given: Feeds, chunk: int) -> Outputs:
+            return model.run(given, Choices([array[rows] for array in choices[chunk].selections]) if choices else None)
+
+        return _run(session, {name: array[rows] for name, array in feeds.items()}, forced)
+
     if session.info.fixed_batch not in (None, 1):
-        return _run(session, feeds, selections)
-    parts = [_run(session, _image(feeds, i), [_image(chosen, i) for chosen in selections]) for i in range(batch)]
+        return run(slice(batch))
+    parts = [run(slice(i, i + 1)) for i in range(batch)]
     return [{name: np.concatenate([part[name] for part in chunk]) for name in chunk[0]} for chunk in zip(*parts, strict=True)]
-
-
-def _image(feeds: Feeds, index: int) -> Feeds:
-    return {name: array[index : index + 1] for name, array in feeds.items()}

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..backends.base import Session
-from ..backends.compare import difference, forced_differences
+from ..backends.compare import can_follow, difference, forced_differences
 from ..backends.prompted import detector_of, with_text
 from ..data.preprocess import SizeHW, group_by_size, preprocess
 from ..errors import SessionError
@@ -48,7 +48,7 @@ def forced_rows(
 
 def can_force(ref: Session, cand: Session) -> bool:
     """Whether the selections of the candidate can be read, and forced in the reference."""
-    return detector_of(ref).takes_selections and detector_of(cand).tells_selections and not one_decodes_in_graph(ref, cand)
+    return can_follow(detector_of(ref), detector_of(cand)) and not one_decodes_in_graph(ref, cand)
 
 
 def one_decodes_in_graph(ref: Session, cand: Session) -> bool:

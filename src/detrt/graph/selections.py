@@ -1,12 +1,15 @@
 """What a graph selects by score or cuts to integers: its discontinuities, which two runtimes may decide in two ways.
 
-`return_selections` makes the indices of top-k selections outputs of an engine; `take_selections` makes them inputs of its reference, so
-that both compute with the same queries.
+`return_selections` makes the indices of top-k selections outputs of an engine; `take_selections` makes what a graph chooses an input of
+it, so that both compute with the same queries.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from ..spec import BEST_SCORES, GIVEN_SCORES, SELECTION, ModelSpec
@@ -48,26 +51,50 @@ def return_selections(model: onnx.ModelProto) -> list[str]:
     return names
 
 
-def take_selections(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy that takes the indices of its top-k selections as inputs, by the names of `return_selections`.
+def take_selections(
+    model: onnx.ModelProto, given: Mapping[str, NDArray], returned: Sequence[str] = ()
+) -> tuple[onnx.ModelProto, dict[str, str], dict[str, str]]:
+    """A copy of a graph that takes what it chooses as inputs: SELECTION and a number, in the order of `given`.
 
-    It also returns their scores (GIVEN_SCORES) and the best ones (BEST_SCORES). `model` gets the new names, too.
+    Of top-k selections it also returns their scores (GIVEN_SCORES) and the best ones (BEST_SCORES), behind the name of the input.
+
+    Args:
+        model: the graph; types and names of `given` and of their scores change in it.
+        given: tensor to take -> an example, of its type and rank.
+        returned: further tensors to return.
+
+    Returns:
+        The copy, given tensor -> input, and returned tensor -> output.
 
     Raises:
         GraphError: a graph of 2 GB or more.
     """
-    names = _name_selections(model)
-    scores = {index: node.output[0] for node in model.graph.node for index in node.output if index in names}
-    ends = {scores[name]: name + GIVEN_SCORES for name in names} | {COMPUTED + scores[name]: name + BEST_SCORES for name in names}
-    copy, returned = probe(GraphView(model), list(ends), dict.fromkeys(names))
+    inputs = {name: f"{SELECTION}{number}" for number, name in enumerate(given)}
+    known = {value.name: value for value in model.graph.value_info}
+    for name, array in given.items():
+        axes = [f"{inputs[name]}/{axis}" for axis in range(array.ndim)]
+        info = helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), axes)
+        if name in known:
+            known[name].CopyFrom(info)
+        else:
+            model.graph.value_info.append(info)
+    scores = {}
+    for node in model.graph.node:
+        if node.op_type == "TopK" and len(node.output) > 1 and node.output[1] in given:
+            node.output[0] = node.output[0] or f"{node.output[1]}/scores"
+            scores[node.output[1]] = node.output[0]
+    ends = {score: inputs[name] + GIVEN_SCORES for name, score in scores.items()}
+    ends |= {COMPUTED + score: inputs[name] + BEST_SCORES for name, score in scores.items()}
+    copy, outputs = probe(GraphView(model), [*ends, *returned], dict.fromkeys(given))
     own = {value.name for value in model.graph.output}
     for score, end in ends.items():
-        if (name := returned[score]) in own:  # an output of the model keeps its name
+        if (name := outputs[score]) in own:  # an output of the model keeps its name
             copy.graph.node.append(helper.make_node("Identity", [name], [end], name=end))
             copy.graph.output.append(helper.make_tensor_value_info(end, TensorProto.FLOAT, None))
         else:
             rename_values(copy.graph, {name: end})
-    return copy
+    rename_values(copy.graph, inputs)
+    return copy, inputs, {name: outputs[name] for name in returned}
 
 
 def _name_selections(model: onnx.ModelProto) -> list[str]:

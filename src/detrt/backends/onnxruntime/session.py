@@ -9,12 +9,13 @@ import os
 import re
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...bundle import MANIFEST, Bundle
 from ...errors import GraphError, MissingPackageError, SessionError, SpecError, one_line
@@ -100,6 +101,9 @@ class OnnxSession(BaseSession):
         on_cuda = backend == "onnxruntime-cuda"
         self._ort, self._stream, self._graphs = onnxruntime, None, Graphs(on_cuda)
         self._told: tuple[list[str], list[str] | None] | None = None  # outputs that are selections and cuts
+        self._chosen: tuple[list[str], dict[str, str] | None] | None = None
+        self._rounded = rounded
+        self._followers: dict[tuple[str, ...], tuple[OnnxSession, dict[str, str], dict[str, str]]] = {}
         self._notes: tuple[str, ...] = ()
         if self._graphs.enabled:
             self._stream = _shared_stream(onnxruntime, providers)
@@ -258,12 +262,8 @@ class OnnxSession(BaseSession):
     def _forced(self, feeds: Feeds, force: Choices) -> Outputs:
         """Of the integers, those that a number may be cut to by rounding alone are forced."""
         from ...data.reading_order import near_cuts
-        from ...graph.io import to_bytes
-        from ...graph.probe import probe
-        from ...graph.selections import cut_outputs, topk_outputs
 
-        view = self._view()
-        names, cuts = topk_outputs(view.model), cut_outputs(view.model, self.spec)
+        names, cuts = self._choices()
         for what, own, given in (
             ("top-k selections", names, force.selections),
             ("cuts to integers", cuts or (), force.cuts or ()),
@@ -271,16 +271,41 @@ class OnnxSession(BaseSession):
             if len(own) != len(given):
                 raise SessionError(f"the reference has {len(own)} {what}, the candidate {len(given)}")
         forced = dict(zip(names, force.selections, strict=True))
-
-        def run(names: list[str]) -> Outputs:
-            with OnnxSession(to_bytes(probe(view, names, forced)[0]), self.spec) as session:
-                return session.run(feeds)
-
         if cuts and force.cuts:
-            values = run([*cuts, *cuts.values()])
-            for (name, number), given in zip(cuts.items(), force.cuts, strict=True):
-                forced[name] = np.where(near_cuts(values[number], given), given, values[name])
-        return run([])
+            values = self._following(forced, [*cuts, *cuts.values()])(feeds, forced)
+            for (name, number), own_cut in zip(cuts.items(), force.cuts, strict=True):
+                forced[name] = np.where(near_cuts(values[number], own_cut), own_cut, values[name])
+        return self._following(forced)(feeds, forced)
+
+    def _choices(self) -> tuple[list[str], dict[str, str] | None]:
+        """What the graph selects and cuts, see `topk_outputs` and `cut_outputs`."""
+        from ...graph.selections import cut_outputs, topk_outputs
+
+        if self._chosen is None:
+            view = self._view()
+            self._chosen = topk_outputs(view.model), cut_outputs(view.model, self.spec)
+        return self._chosen
+
+    def _following(self, given: Mapping[str, NDArray], returned: Sequence[str] = ()) -> Callable[..., Outputs]:
+        """Runs the file with what it is given, in a session that stays open until a run chooses by itself."""
+        from ...graph.io import to_bytes
+        from ...graph.msda_plugin import runnable
+        from ...graph.selections import take_selections
+
+        key = (*given, "", *returned)
+        if key not in self._followers:
+            view = self._view()
+            model = (_rounding(view) if self._rounded else None) or runnable(view.model)
+            copy, inputs, outputs = take_selections(model, given, returned)
+            session = OnnxSession(to_bytes(copy), self.spec)
+            self._followers[key] = session, inputs, outputs
+        session, inputs, outputs = self._followers[key]
+
+        def run(feeds: Feeds, values: Mapping[str, NDArray]) -> Outputs:
+            found = session.run({**feeds, **{inputs[name]: array for name, array in values.items()}})
+            return {**found, **{name: found[output] for name, output in outputs.items()}}
+
+        return run
 
     def _view(self) -> GraphView:
         from ... import graph
@@ -290,8 +315,13 @@ class OnnxSession(BaseSession):
             raise SessionError(f"{self.name} is not a file, so its selections cannot be read or given")
         return GraphView(graph.load(self._graph))
 
+    def _stop_following(self) -> None:
+        for session, *_ in self._followers.values():
+            session.close()
+        self._followers.clear()
+
     def run(self, feeds: Feeds, force: Choices | None = None) -> Outputs:
-        """Run one batch. force: with another session of the file, which is closed after the run.
+        """Run one batch. force: with another session of the file, which tells the scores of what it is given, too.
 
         Raises:
             SessionError: feeds that do not fit, a failure inside the model, another number of selections, or a closed session.
@@ -300,6 +330,7 @@ class OnnxSession(BaseSession):
             raise SessionError(f"the session of {self.name} is closed")
         if force is not None:
             return self._forced(feeds, force)
+        self._stop_following()
         check_feeds(self.inputs, feeds)
         names, arrays = [info.name for info in self.outputs], {name: np.ascontiguousarray(a) for name, a in feeds.items()}
         try:
@@ -318,6 +349,7 @@ class OnnxSession(BaseSession):
 
     def close(self) -> None:
         """Release the model's memory; closing twice is fine."""
+        self._stop_following()
         # ONNX Runtime frees memory after each run, in a thread where its last owner must not go.
         if self._session is not None and self._stream is not None:
             self._stream.synchronize()
@@ -515,14 +547,19 @@ def _without_plugins(source: str | bytes) -> bytes | None:
 def _emulated(path: Path) -> bytes | None:
     """The graph of a file with its roundings spelled out, see `graph.emulate_low_precision`; None if it has none."""
     from ... import graph
-    from ...graph.emulate_low_precision import emulate, has_16_bit, needs_emulation
-    from ...graph.msda_plugin import runnable
     from ...graph.view import GraphView
 
-    view = GraphView(graph.load(path))
+    model = _rounding(GraphView(graph.load(path)))
+    return None if model is None else model.SerializeToString()
+
+
+def _rounding(view: GraphView) -> ModelProto | None:
+    from ...graph.emulate_low_precision import emulate, has_16_bit, needs_emulation
+    from ...graph.msda_plugin import runnable
+
     if not (has_16_bit(view.types) or needs_emulation(view.model)):
         return None
-    return runnable(emulate(view.model, view.types)).SerializeToString()
+    return runnable(emulate(view.model, view.types))
 
 
 def _load_error(name: str, error: Exception) -> SessionError:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from ...spec import SELECTION
 from ..base import BaseSession
 from ..engine_check import EngineCheck, compare_sessions
-from ..onnxruntime.session import OnnxSession
 from ..open import open_session
-from ..prompted import PromptedSession, model_spec
+from ..prompted import PromptedSession
 from .opening import open_engine
 
 
@@ -45,9 +42,6 @@ def compare_engine(
         closing.callback(reference.close)
         candidate = open_engine_beside(reference, engine, text_engine)
         closing.callback(candidate.close)
-        if any(info.name.startswith(SELECTION) for info in candidate.outputs):
-            reference = open_following(reference, graph)
-            closing.callback(reference.close)
         return compare_sessions(reference, candidate, precision, progress=progress)
 
 
@@ -67,19 +61,3 @@ def open_engine_beside(reference: BaseSession, engine: Path, text_engine: Path |
             detector.close()
             raise
     return reference.with_sessions(detector, encoder)
-
-
-def open_following(reference: BaseSession, graph: Path) -> BaseSession:
-    """The graph of a session, opened to take the selections of another run as inputs; see `graph.selections.take_selections`.
-
-    Raises:
-        GraphError: a graph of 2 GB or more.
-    """
-    from ...graph import load, save
-    from ...graph.selections import take_selections
-
-    with tempfile.TemporaryDirectory(prefix="detrt-") as folder:
-        path = Path(folder) / graph.name
-        save(take_selections(load(graph)), path)
-        detector = OnnxSession(path, model_spec(reference), rounded=True)
-    return reference.with_sessions(detector, reference.text_encoder) if isinstance(reference, PromptedSession) else detector
