@@ -155,13 +155,13 @@ def test_options_of_commands_exist():
     assert len(used) > 100 and [(at, name, option) for at, name, option in used if option not in known[name]] == []
 
 
-QUICK_WITHOUT = ("embedded:phrases", "detrt build model.onnx", "from detrt import")
+QUICK_WITHOUT = ("embedded:phrases", "from detrt import")
 
 
 def _cases() -> list[object]:
     """The README in every run, but the detector with a prompt, which tests/serve/test_app.py builds and tests/cli/test_prompt.py runs,
-    a bundle from a graph, which tests/cli/test_build.py builds, and the Python API, whose functions have tests of their own; all of the
-    README and the other documents, some minutes together, with the slow tests."""
+    and the Python API, whose functions have tests of their own; all of the README and the other documents, some minutes together, with
+    the slow tests."""
     return [("README.md", QUICK_WITHOUT), *(pytest.param(d, (), marks=pytest.mark.slow) for d in TO_RUN)]
 
 
@@ -200,3 +200,7 @@ def test_commands_of(document, without, tmp_path):
             timeout=LIMIT_S,
         )
         assert done.returncode == 0, f"{document}:{fence.line}\n{fence.text}\n{done.stdout[-3000:]}"
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text("utf-8").split()) <= 900
