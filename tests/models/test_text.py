@@ -19,6 +19,7 @@ from detrt.errors import SourceError
 from detrt.models import checkpoints as original
 from detrt.models.checkpoints import grounding_dino, mm_grounding_dino, recognise
 from detrt.models.checkpoints import timm as timm_swin
+from detrt.models.checkpoints.assumed import Assumed
 from detrt.models.checkpoints.key_map import LoadReport, rename
 from detrt.models.checkpoints.shapes import Shapes
 from detrt.models.families import BY_NAME
@@ -272,7 +273,7 @@ def test_every_key_of_the_published_files_has_its_place(name, source, format_, f
     assert recognise(state) == family
     with torch.device("meta"):
         shapes, report = Shapes(state, name), LoadReport()
-        module = original._build(BY_NAME[family], "", format_.settings(shapes, {}, "", report), name)
+        module = original._build(BY_NAME[family], "", format_.settings(shapes, Assumed({}, name), "", report), name)
     extra = format_.values(shapes)
     table = format_.table(shapes) if hasattr(format_, "table") else format_.TABLE
     renamed = rename({**state, **extra}, table, format_.SKIPPED, report)

@@ -45,6 +45,7 @@ RECORDED = (
     "preprocess",
     "queries",
     "decoder_layers",
+    "assume",
     "no_masks",
     *ONNX_ONLY,
 )
@@ -87,7 +88,10 @@ class LoadOptions:
             compared with PyTorch.
         resize: how images are resized, instead of what the folder's image processor says; see `preprocessor.parse_resize`.
         preprocess: "family-default" for the authors' preprocessing of the family instead of the folder's image processor.
-        queries, decoder_layers: how many of them run, fewer than the model was trained with, see `detrt.models.reduce`.
+        queries, decoder_layers: how many of them run, fewer than the model was trained with, see `detrt.models.reduce`; of ckpt:FILE,
+            also more queries than published, where it was trained so and no tensor tells their number.
+        assume: of ckpt:FILE, facts that no tensor tells, where they differ from what was published: "heads=4,activation=gelu", or a
+            dictionary. Without it `info` lists what was assumed.
         no_masks: True for the boxes alone of a model with masks, without the time of its mask head.
         layout, mean, std: of an ONNX file of another exporter, see `detrt.models.foreign`; no checkpoint takes them.
         revision: branch, tag or commit of a Hugging Face repository.
@@ -148,6 +152,13 @@ class LoadOptions:
         default=None,
         metadata={"help": "Decoder layers of a checkpoint that run, from the first.", "panel": "Checkpoint"},
     )
+    assume: str | None = field(
+        default=None,
+        metadata={
+            "help": "Facts of ckpt:FILE that no tensor tells and that are not as published, such as heads=4,activation=gelu; info lists them.",
+            "panel": "Checkpoint",
+        },
+    )
     no_masks: bool | None = field(
         default=None,
         metadata={"help": "Boxes alone of a checkpoint with masks: a detector.", "panel": "Checkpoint", "flag": "--no-masks"},
@@ -182,6 +193,10 @@ class LoadOptions:
             value = getattr(self, name)
             check_path(value, name)
             object.__setattr__(self, name, None if value is None else Path(value))
+        if self.assume is not None:
+            from .checkpoints.assumed import stated_text
+
+            object.__setattr__(self, "assume", stated_text(self.assume))
         for name in ("mean", "std"):
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else tuple(float(one) for one in value))
@@ -221,6 +236,7 @@ class LoadChanges(TypedDict, total=False):
     preprocess: str | None
     queries: int | None
     decoder_layers: int | None
+    assume: str | Mapping[str, object] | None
     no_masks: bool | None
     layout: str | None
     mean: Sequence[float] | None
@@ -303,6 +319,11 @@ def load_source(ref: str, options: LoadOptions | None = None, **changes: Unpack[
                     f"--{name} {value} is for a folder in transformers format, with a file of its image processor; '{ref}' has the "
                     "authors' preprocessing; leave it out, or give --size for another input size"
                 )
+    if options.assume is not None and not ref.startswith("ckpt:"):
+        raise SourceError(
+            f"--assume {options.assume} is for a checkpoint file of the authors (ckpt:FILE), whose tensors do not tell everything; the "
+            f"configuration of '{ref}' does; leave it out"
+        )
     if not options.allow_untested_transformers and (why := why_untested()):
         raise SourceError(f"'{ref}' {why}")
     if ref.startswith("random:"):
@@ -311,7 +332,13 @@ def load_source(ref: str, options: LoadOptions | None = None, **changes: Unpack[
         source = load_random(ref, labels=options.labels, labels_start=options.labels_start, tokenizer=options.tokenizer)
     elif ref.startswith("ckpt:"):
         source = load_checkpoint(
-            ref, family=options.family, labels=options.labels, labels_start=options.labels_start, tokenizer=options.tokenizer
+            ref,
+            family=options.family,
+            labels=options.labels,
+            labels_start=options.labels_start,
+            tokenizer=options.tokenizer,
+            assume=options.assume,
+            queries=options.queries,
         )
     else:
         from .hub import load_folder
@@ -331,8 +358,10 @@ def load_source(ref: str, options: LoadOptions | None = None, **changes: Unpack[
         source = replace(source, provenance=replace(source.provenance, source=origin))
     if options.no_masks:
         source = without_masks(source)
-    if options.queries is not None or options.decoder_layers is not None:
-        source = reduced(source, options.queries, options.decoder_layers)
+    # A checkpoint file whose tensors do not tell the number of its queries has taken it.
+    fewer = None if options.queries == source.spec.decode.num_queries else options.queries
+    if fewer is not None or options.decoder_layers is not None:
+        source = reduced(source, fewer, options.decoder_layers)
     chosen: dict[str, Any] = {"loading": list(source.notes)}
     for name in RECORDED:
         value = getattr(options, name)
@@ -425,18 +454,21 @@ def load_checkpoint(
     labels: Path | str | None = None,
     labels_start: int | None = None,
     tokenizer: Path | str | None = None,
+    assume: str | None = None,
+    queries: int | None = None,
 ) -> Source:
     """Load `ckpt:FILE`, a checkpoint file as its authors publish it.
 
     Args:
         family: one of `family_names()` instead of the one that the keys tell.
-        labels_start: see `LoadOptions`.
+        labels_start, assume, queries: see `LoadOptions`.
 
     Raises:
         SourceError: see `state_file.read_state`; an unknown or wrong family; keys that do not fit; a number
             of classes that no label set has; a prompted model without `tokenizer`. SpecError: labels that do not fit the head.
     """
     from .checkpoints import FORMATS, load, names_start, spec_of, tells
+    from .checkpoints.assumed import parse_assumed
     from .checkpoints.state_file import read_state
     from .hub import refuse_text_choices, require_transformers
     from .preprocessor import read_input_spec
@@ -454,7 +486,8 @@ def load_checkpoint(
     # Before seconds of building a model, not after them.
     refuse_text_choices(BY_NAME[FORMATS[variant].family], labels, tokenizer, labels_start)
     words = read_tokenizer(tokenizer, None, ref) if BY_NAME[FORMATS[variant].family].text else None
-    module, row, report = load(file.tensors, variant, file.args, ref)
+    stated = parse_assumed(assume) if assume is not None else {}
+    module, row, report = load(file.tensors, variant, file.args, ref, stated=stated, queries=queries)
     check_channels(module, ref)
     report.weights = file.weights
     report.notes += file.notes

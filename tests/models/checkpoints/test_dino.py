@@ -15,6 +15,7 @@ from dino_reference.weights import fill
 
 from detrt.errors import SourceError, SpecError
 from detrt.models.checkpoints import recognise
+from detrt.models.checkpoints.assumed import Assumed
 from detrt.models.checkpoints.dino import build, layout_of, settings, skipped, table, values
 from detrt.models.checkpoints.key_map import LoadReport, rename
 from detrt.models.checkpoints.shapes import Shapes
@@ -60,7 +61,7 @@ def test_every_list_is_tried():
 
 
 def settings_of(state, name):
-    found = settings(Shapes(state, name), {}, LAYOUTS[name].removesuffix("-mmdet"), LoadReport())
+    found = settings(Shapes(state, name), Assumed({}, name), LAYOUTS[name].removesuffix("-mmdet"), LoadReport())
     return {key: value for key, value in found.items() if key != "family"}
 
 
@@ -211,7 +212,7 @@ def test_vit_sizes_and_tables():
 def test_sizes_that_contradict_are_refused(small):
     state = dict(small["co_dino"])
     state["query_head.transformer.level_embeds"] = torch.zeros(3, 32)
-    with pytest.raises(SourceError, match="no multiple of 8 heads times 3 levels"):
+    with pytest.raises(SourceError, match="8 heads times 3 levels do not divide; state the heads"):
         load_dino(state)
     state = {k: v for k, v in small["co_dino"].items() if not k.startswith("backbone.")}
     with pytest.raises(SourceError, match="backbone is missing or of another kind"):

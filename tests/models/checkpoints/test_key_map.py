@@ -17,6 +17,7 @@ from key_lists import KEYS, meta_state, random_state
 
 from detrt.errors import SourceError
 from detrt.models.checkpoints import FORMATS, load, recognise, rf_detr
+from detrt.models.checkpoints.assumed import Assumed
 from detrt.models.checkpoints.key_map import LoadReport
 from detrt.models.checkpoints.shapes import Shapes
 
@@ -97,12 +98,12 @@ def test_every_list_is_tried():
     [("base", 4, (8, 16), 560), ("large", 2, (8, 16), 704), ("xlarge", 1, (16, 32), 700), ("2xlarge", 2, (16, 32), 880)],
 )
 def test_what_no_tensor_of_an_rf_detr_tells_is_the_published_value(name, windows, heads, side):
-    report = LoadReport()
+    assumed = Assumed({}, name)
     with torch.device("meta"):
-        found = rf_detr.settings(Shapes(meta_state(f"rf_detr_{name}"), name), {}, "rf_detr", report)
+        found = rf_detr.settings(Shapes(meta_state(f"rf_detr_{name}"), name), assumed, "rf_detr", LoadReport())
     assert (found["backbone_config"]["num_windows"], found["family"]["size"]) == (windows, (side, side))
     assert (found["decoder_self_attention_heads"], found["decoder_cross_attention_heads"]) == heads
-    assert f"{windows} windows" in report.notes[0] and f"{heads[0]} and {heads[1]} heads" in report.notes[0]
+    assert f"windows={windows}, self_heads={heads[0]}, cross_heads={heads[1]}" in assumed.notes()[0]
 
 
 def test_dc5_and_discrete_sampling_are_choices_of_the_caller():
@@ -211,7 +212,7 @@ def sizes_in_settings(name: str, table: torch.Tensor) -> tuple[int, int]:
     for key, tensor in random_state(name).items():
         if key.endswith(("num_points_scale", "decoder.up", "decoder.reg_scale")):
             state[key] = tensor
-    return FORMATS[variant].module.settings(Shapes(state, name), {}, variant, LoadReport())["family"]["size"]
+    return FORMATS[variant].module.settings(Shapes(state, name), Assumed({}, name), variant, LoadReport())["family"]["size"]
 
 
 @pytest.mark.parametrize("size", TRAINED, ids=lambda size: "x".join(map(str, size)))
@@ -247,4 +248,4 @@ def test_what_no_tensor_tells_is_said(name):
     _, _, told = load({**state, "decoder.anchors": table}, variant, {}, "x")
     _, _, untold = load({key: tensor for key, tensor in state.items() if key != "decoder.anchors"}, variant, {}, "x")
     assert "assumed as published, no tensor tells: 300 queries (--queries)" in told.line()
-    assert "size 640x640 (--size), 300 queries (--queries)" in untold.line() and "8 heads" in untold.line()
+    assert "size 640x640 (--size), 300 queries (--queries)" in untold.line() and "encoder_activation=gelu" in untold.line()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..ops.msda import ms_deform_attn
 
 HEADS = 8
+TEMPERATURE = 20  # of the position embedding of DINO; DETR has 10000
 
 
 def level_shapes(maps: Sequence[Tensor]) -> Tensor:
@@ -58,10 +59,10 @@ def pixel_centres(shape_of: Tensor) -> Tensor:
     return grid.reshape(1, -1, 2)
 
 
-def sine_position(mask: Tensor, dim: int, temperature: float = 20.0) -> Tensor:
+def sine_position(mask: Tensor, dim: int, temperature: float = TEMPERATURE) -> Tensor:
     """(batch, h, w) mask -> (batch, h * w, dim): sine embedding of y, then x, counted inside the image.
 
-    DETR (arXiv:2005.12872), appendix A.4; DINO's temperature is 20, not 10000.
+    DETR (arXiv:2005.12872), appendix A.4.
     """
     eps, half = 1e-6, dim // 2
     inside = mask.to(torch.float32)
@@ -150,9 +151,9 @@ class SelfAttention(nn.Module):
 class EncoderLayer(nn.Module):
     """Deformable self-attention, then FFN, norm after each (section 4.1)."""
 
-    def __init__(self, dim: int, ffn: int, levels: int, points: int) -> None:
+    def __init__(self, dim: int, ffn: int, levels: int, points: int, heads: int = HEADS) -> None:
         super().__init__()
-        self.self_attn = DeformableAttention(dim, levels, points)
+        self.self_attn = DeformableAttention(dim, levels, points, heads)
         self.norm1 = nn.LayerNorm(dim)
         self.linear1, self.linear2 = nn.Linear(dim, ffn), nn.Linear(ffn, dim)
         self.norm2 = nn.LayerNorm(dim)
@@ -166,11 +167,11 @@ class EncoderLayer(nn.Module):
 class DecoderLayer(nn.Module):
     """Self-attention among queries, deformable attention on the memory, FFN, norm after each."""
 
-    def __init__(self, dim: int, ffn: int, levels: int, points: int) -> None:
+    def __init__(self, dim: int, ffn: int, levels: int, points: int, heads: int = HEADS) -> None:
         super().__init__()
-        self.self_attn = SelfAttention(dim)
+        self.self_attn = SelfAttention(dim, heads)
         self.norm1 = nn.LayerNorm(dim)
-        self.cross_attn = DeformableAttention(dim, levels, points)
+        self.cross_attn = DeformableAttention(dim, levels, points, heads)
         self.norm2 = nn.LayerNorm(dim)
         self.linear1, self.linear2 = nn.Linear(dim, ffn), nn.Linear(ffn, dim)
         self.norm3 = nn.LayerNorm(dim)

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from .deformable import (
+    HEADS,
     MLP,
+    TEMPERATURE,
     DecoderLayer,
     EncoderLayer,
     level_masks,
@@ -37,10 +39,10 @@ GROUPS = 32
 
 @dataclass(frozen=True, slots=True)
 class DinoConfig:
-    """Sizes of one DINO or Co-DINO, all inferred from the shapes of a checkpoint.
+    """Sizes of one DINO or Co-DINO, inferred from the shapes of a checkpoint, and what they do not tell.
 
     backbone: "resnet", "swin" or "vit". depths: blocks per stage. width: channels of the stem or patch embedding.
-    heads, window: of Swin and ViT. hidden, patch, positions, windowed: of `Vit`. out_stages: backbone stages that are used. levels: feature levels, extra ones
+    heads, window: of Swin and ViT. attention_heads: of the transformer. temperature: of the position embedding. hidden, patch, positions, windowed: of `Vit`. out_stages: backbone stages that are used. levels: feature levels, extra ones
     included. conv_bias: see `ChannelMapper`. head_eps: the clamp of the inverse sigmoid in the last box;
     1e-3 in DINO and Co-DINO, 1e-5 in mmdetection's DINO.
     """
@@ -59,6 +61,8 @@ class DinoConfig:
     encoder_layers: int = 6
     decoder_layers: int = 6
     points: int = 4
+    attention_heads: int = HEADS
+    temperature: int = TEMPERATURE
     conv_bias: bool = False
     head_eps: float = 1e-3
     groups: int = GROUPS
@@ -103,7 +107,8 @@ class Encoder(nn.Module):
     def __init__(self, config: DinoConfig) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            EncoderLayer(config.dim, config.ffn, config.levels, config.points) for _ in range(config.encoder_layers)
+            EncoderLayer(config.dim, config.ffn, config.levels, config.points, config.attention_heads)
+            for _ in range(config.encoder_layers)
         )
 
 
@@ -111,7 +116,8 @@ class Decoder(nn.Module):
     def __init__(self, config: DinoConfig) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            DecoderLayer(config.dim, config.ffn, config.levels, config.points) for _ in range(config.decoder_layers)
+            DecoderLayer(config.dim, config.ffn, config.levels, config.points, config.attention_heads)
+            for _ in range(config.decoder_layers)
         )
         self.norm = nn.LayerNorm(config.dim)
         self.ref_point_head = MLP([2 * config.dim, config.dim, config.dim])
@@ -176,7 +182,9 @@ class Dino(nn.Module):
         keep = torch.cat([m.flatten(1) for m in masks], 1).unsqueeze(-1)
         centres = [pixel_centres(m) / sides[:, None, i] for i, m in enumerate(masks)]  # relative to the image
         reference = torch.cat(centres, 1).unsqueeze(2) * ratios.unsqueeze(1)  # (batch, tokens, levels, 2)
-        position = torch.cat([sine_position(m, dim) + self.level_embed[i] for i, m in enumerate(masks)], 1)
+        position = torch.cat(
+            [sine_position(m, dim, self.config.temperature) + self.level_embed[i] for i, m in enumerate(masks)], 1
+        )
         memory = torch.cat([x.flatten(2).transpose(1, 2) for x in maps], 1)
         weight = keep.to(memory.dtype)
         for layer in self.encoder.layers:

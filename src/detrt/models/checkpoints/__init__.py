@@ -3,8 +3,8 @@
 A format is a module of this package. It has
 
     recognise(keys)       the variant that the keys belong to, or None
-    settings(shapes, args, variant, report)
-                          what `build` takes, from tensor shapes and the file's args; "family" may hold fields of the
+    settings(shapes, assumed, variant, report)
+                          what `build` takes, from tensor shapes and what they do not tell; "family" may hold fields of the
                           family's row that differ in this file
     TABLE, table(shapes)  its key map, see `key_map`
     SKIPPED, skipped(shapes)
@@ -31,6 +31,7 @@ from ..labels import choose
 from ..preprocessor import read_input_spec
 from ..source import auto_class, make_spec
 from . import d_fine, deformable_detr, deimv2, detr, dino, edgecrafter, grounding_dino, mm_grounding_dino, rf_detr, rt_detr
+from .assumed import Assumed
 from .key_map import LoadReport, Table, first_match, fit, rename
 from .shapes import Shapes
 
@@ -118,8 +119,19 @@ def refuse_relatives(state: Mapping[str, Tensor], ref: str, of_format: Table = (
         raise SourceError(f"'{ref}' is {found[1]} (it has the key '{found[0]}')")
 
 
-def load(state: Mapping[str, Tensor], variant: str, args: Mapping[str, Any], ref: str) -> tuple[nn.Module, Family, LoadReport]:
-    """The module of a state dict, with every key used or named. args: of the training script, as the file has them.
+def load(
+    state: Mapping[str, Tensor],
+    variant: str,
+    args: Mapping[str, Any],
+    ref: str,
+    *,
+    stated: Mapping[str, str] | None = None,
+    queries: int | None = None,
+) -> tuple[nn.Module, Family, LoadReport]:
+    """The module of a state dict, with every key used or named.
+
+    Args:
+        args: of the training script, as the file has them. stated, queries: see `Assumed`.
 
     Raises:
         SourceError: keys that are missing, unexpected or misshapen, or a related model that is not read.
@@ -134,9 +146,19 @@ def load(state: Mapping[str, Tensor], variant: str, args: Mapping[str, Any], ref
         )
     shapes = Shapes(state, ref)
     report = LoadReport(format=" or ".join(titles))
-    settings = format_.settings(shapes, dict(args), variant, report)
+    assumed = Assumed(args, ref, stated, queries)
+    settings = format_.settings(shapes, assumed, variant, report)
+    assumed.check()
+    report.notes += assumed.notes()
     changes = settings.pop("family", {})
     family = replace(BY_NAME[family_name], **changes)
+    if "feat_strides" in settings:
+        height, width = family.size or (0, 0)
+        most = sum((height // stride) * (width // stride) for stride in settings["feat_strides"])
+        if settings["num_queries"] > most:
+            raise SourceError(
+                f"--queries must be from 1 to {most}, the positions of {height}x{width} pixels; got {settings['num_queries']}"
+            )
     dilated = bool(settings.pop("dilation", False))
     report.inferred = format_.facts(settings) if hasattr(format_, "facts") else _facts(settings, dilated)
     if "size" in changes:

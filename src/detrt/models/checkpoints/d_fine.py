@@ -10,13 +10,16 @@ from ...spec import InputSpec
 from ..families import Family
 from ..preprocessor import read_input_spec
 from ..source import MASK_CLASS
+from .assumed import Assumed
 from .key_map import LoadReport, Table
 from .rt_detr import (
     ATTENTION,
     ENCODER_LAYER,
     PROJECTIONS,
+    SAMPLING,
     SELECTION,
     TABLES_OF_SIZE,
+    decoder_heads,
     finish,
     hgnet_table,
     hybrid,
@@ -111,13 +114,14 @@ def recognise(keys: set[str]) -> str | None:
     return "d_fine" if marks <= keys else None
 
 
-def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadReport) -> dict[str, Any]:
+def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport) -> dict[str, Any]:
     if f"{_DISTILLED}.0.weight" in shapes and variant != "rt_detr_v4":
         raise SourceError(
             f"'{shapes.ref}' is an RT-DETRv4 (it has the key '{_DISTILLED}.0.weight'), not {variant}; leave --family out or give "
             "--family rt_detr_v4"
         )
-    found = {**hybrid(shapes, report), **refinement(shapes)}
+    silu = variant in ("deim", "rt_detr_v4")
+    found = {**hybrid(shapes, assumed, decoder_activation="silu" if silu else "relu"), **refinement(shapes, assumed)}
     found["family"] = trained_size(shapes, found["feat_strides"])
     found["backbone_config"] = hgnet(shapes)
     found["backbone_config"]["out_features"] = levels_of(
@@ -133,8 +137,6 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
             "mask_dim": shapes.size(_MASK_CONV),
             "mask_downsample_ratio": 32 // 2**levels,  # half the stride of the finest of levels that end at 32
         }
-    if variant in ("deim", "rt_detr_v4"):
-        found["decoder_activation_function"] = "silu"
     return found
 
 
@@ -145,7 +147,7 @@ def input_spec(config: Any, family: Family, *, attend_padding: bool = False) -> 
     return replace(entry, antialias=False, dtype="float32") if masks else entry
 
 
-def refinement(shapes: Shapes) -> dict[str, Any]:
+def refinement(shapes: Shapes, assumed: Assumed) -> dict[str, Any]:
     """Facts of the decoder that D-FINE and DEIMv2 share."""
     scale = "decoder.decoder.layers.0.cross_attn.num_points_scale"
     shapes.size(scale)
@@ -155,6 +157,8 @@ def refinement(shapes: Shapes) -> dict[str, Any]:
     edges = shapes.size("decoder.dec_bbox_head.0.layers.2.weight")
     found: dict[str, Any] = {
         "decoder_n_points": points,
+        "decoder_attention_heads": decoder_heads(shapes),
+        "decoder_method": assumed.choice("sampling", *SAMPLING),
         "max_num_bins": edges // bins - 1,
         "top_prob_values": shapes.size(f"{first}.0.weight", 1) // 4 - 1,
         "lqe_hidden_dim": shapes.size(f"{first}.0.weight"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...errors import SourceError
-from .detr import RESNET
+from .assumed import ACTIVATIONS, Assumed
+from .detr import HEADS, RESNET
 from .key_map import LoadReport
 from .shapes import Shapes, levels_of, resnet
 
@@ -55,8 +55,8 @@ def recognise(keys: set[str]) -> str | None:
     return "deformable_detr" if marks <= keys and not others & keys else None
 
 
-def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadReport) -> dict[str, Any]:
-    heads = int(args.get("nheads", 8))
+def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport) -> dict[str, Any]:
+    heads = assumed.number("heads", HEADS, "nheads", divides=shapes.size("transformer.level_embed", 1))
     levels = shapes.size("transformer.level_embed")
     backbone = resnet(shapes, "backbone.0.body.")
     inputs = [shapes.size(f"input_proj.{i}.0.weight", 1) for i in range(levels)]
@@ -64,24 +64,20 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
     taken = [c for i, c in enumerate(inputs) if shapes.size(f"input_proj.{i}.0.weight", 2) == 1]
     two_stage = "transformer.pos_trans.weight" in shapes
     layers = shapes.count("transformer.decoder.layers.#.")
-    dilated = variant.endswith("-dc5") or bool(args.get("dilation"))
-    if levels == 1 and not dilated and "dilation" not in args:
+    dilated = variant.endswith("-dc5") or bool(assumed.args.get("dilation"))
+    if levels == 1 and not dilated and "dilation" not in assumed.args:
         report.notes.append("stride 32 assumed: a DC5 file has the same keys and needs --family deformable_detr-dc5")
 
-    def points(kind: str) -> int:
-        rows, rest = divmod(shapes.size(f"transformer.{kind}.attention_weights.weight"), heads * levels)
-        if rest or rows < 1:
-            raise SourceError(f"'{shapes.ref}': '{kind}.attention_weights' does not divide by {heads} heads and {levels} levels")
-        return rows
-
+    queries = assumed.queries(300, "num_queries") if two_stage else shapes.size("query_embed.weight")
     return {
+        "activation_function": assumed.choice("activation", "relu", ACTIVATIONS),
         "backbone_config": {
             **backbone,
             "out_features": levels_of(backbone["hidden_sizes"], taken, shapes.ref),
         },
         "num_labels": shapes.size("class_embed.0.weight"),
-        "num_queries": shapes.size("query_embed.weight") if not two_stage else int(args.get("num_queries", 300)),
-        "two_stage_num_proposals": int(args.get("num_queries", 300)),
+        "num_queries": queries,
+        "two_stage_num_proposals": queries,
         "d_model": shapes.size("transformer.level_embed", 1),
         "num_feature_levels": levels,
         "encoder_layers": shapes.count("transformer.encoder.layers.#."),
@@ -90,8 +86,8 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
         "decoder_ffn_dim": shapes.size("transformer.decoder.layers.0.linear1.weight"),
         "encoder_attention_heads": heads,
         "decoder_attention_heads": heads,
-        "encoder_n_points": points("encoder.layers.0.self_attn"),
-        "decoder_n_points": points("decoder.layers.0.cross_attn"),
+        "encoder_n_points": shapes.points("transformer.encoder.layers.0.self_attn.attention_weights.weight", heads, levels),
+        "decoder_n_points": shapes.points("transformer.decoder.layers.0.cross_attn.attention_weights.weight", heads, levels),
         "two_stage": two_stage,
         "with_box_refine": "transformer.decoder.bbox_embed.0.layers.0.weight" in shapes,
         "dilation": dilated,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SourceError
+from .assumed import Assumed
 from .d_fine import COMPUTED, DECODER, ENCODER, block_table, refinement
 from .key_map import LoadReport
 from .rt_detr import finish as finish
@@ -207,12 +208,13 @@ def vit(shapes: Shapes, prefix: str, taken: tuple[int, ...], models: str, report
     }
 
 
-def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadReport) -> dict[str, Any]:
+def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport) -> dict[str, Any]:
     lite = is_lite(shapes)
     width = shapes.size("decoder.enc_score_head.weight", 1)
     if lite and width not in LITE_QUERIES:
         report.notes.append(f"no published light model is {width} wide")
-    found = {**hybrid(shapes, report, LITE_QUERIES.get(width, 300) if lite else 300), **refinement(shapes), "family": {}}
+    queries = LITE_QUERIES.get(width, 300) if lite else 300
+    found = {**hybrid(shapes, assumed, queries=queries, decoder_activation="silu"), **refinement(shapes, assumed), "family": {}}
     neck = found["encoder_hidden_dim"]
     levels = len(found["decoder_n_points"])
     block = "encoder.fpn_block" if lite else "encoder.fpn_blocks.0"
@@ -233,8 +235,6 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
         "decoder_in_channels": [neck] * levels,
         "feat_strides": strides,
         "decoder_ffn_dim": shapes.size("decoder.decoder.layers.0.swish_ffn.w12.weight"),
-        "decoder_activation_function": "silu",
-        "decoder_attention_heads": 8,
         "use_gateway": "decoder.decoder.layers.0.gateway.gate.weight" in shapes,
         "encoder_has_trailing_conv": f"{block}.cv2.1.conv.weight" in shapes,
         # Its heads may be copies of one; their values are read one by one, which is the same function.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from .assumed import ACTIVATIONS, Assumed
 from .key_map import LoadReport, Table
 from .shapes import Shapes, resnet
 
+HEADS = 8  # of every published model
 RESNET = (
     ("backbone.0.body.conv1.@", "model.backbone.model.embedder.embedder.convolution.@"),
     ("backbone.0.body.bn1.@", "model.backbone.model.embedder.embedder.normalization.@"),
@@ -84,13 +86,15 @@ def recognise(keys: set[str]) -> str | None:
     return "detr" if marks <= keys else None
 
 
-def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadReport) -> dict[str, Any]:
+def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport) -> dict[str, Any]:
     """transformers config fields, and what they were read from."""
     backbone = resnet(shapes, "backbone.0.body.")
     decoder = "transformer.decoder.layers."
-    dilated = variant.endswith("-dc5") or bool(args.get("dilation"))
-    if not dilated and "dilation" not in args:
+    dilated = variant.endswith("-dc5") or bool(assumed.args.get("dilation"))
+    if not dilated and "dilation" not in assumed.args:
         report.notes.append("stride 32 assumed: a DC5 file has the same keys and needs --family detr-dc5")
+    assumed.need("DETR", pre_norm=False)
+    heads = assumed.number("heads", HEADS, "nheads", divides=shapes.size("query_embed.weight", 1))
     found = {
         "backbone_config": {**backbone, "out_features": ["stage4"]},
         "num_labels": shapes.size("class_embed.weight") - 1,
@@ -100,7 +104,8 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
         "decoder_layers": shapes.count(f"{decoder}#."),
         "encoder_ffn_dim": shapes.size("transformer.encoder.layers.0.linear1.weight"),
         "decoder_ffn_dim": shapes.size(f"{decoder}0.linear1.weight"),
-        "encoder_attention_heads": int(args.get("nheads", 8)),
-        "decoder_attention_heads": int(args.get("nheads", 8)),
+        "encoder_attention_heads": heads,
+        "decoder_attention_heads": heads,
+        "activation_function": assumed.choice("activation", "relu", ACTIVATIONS),
     }
     return {**found, "dilation": dilated}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import SourceError
 from ...spec import InputSpec
 from ..families import IMAGENET_MEAN, IMAGENET_STD, Family
+from .assumed import Assumed
 from .key_map import LoadReport, Table
 from .shapes import Shapes
 
@@ -26,6 +27,28 @@ if TYPE_CHECKING:
 HEADS = 8  # of every published DINO and Co-DINO; no tensor's shape tells it
 LSJ_SIDES = {"resnet": 1024, "swin": 1280, "vit": 1536}  # canvas of the Co-DINO LSJ configs
 VIT_DETECTIONS = 1000  # `max_per_img` of the ViT configs
+
+MAX_DETECTIONS = 300  # of every published DINO
+# What detrt computes, of the settings of IDEA-Research/DINO that no tensor tells.
+_COMPUTES: dict[str, object] = {
+    "position_embedding": "sine",
+    "transformer_activation": "relu",
+    "dilation": False,
+    "pre_norm": False,
+    "two_stage_type": "standard",
+    "two_stage_learn_wh": False,
+    "two_stage_add_query_num": 0,
+    "two_stage_pat_embed": 0,
+    "decoder_sa_type": "sa",
+    "decoder_module_seq": ["sa", "ca", "ffn"],
+    "dec_layer_number": None,
+    "num_patterns": 0,
+    "use_deformable_box_attn": False,
+    "add_pos_value": False,
+    "add_channel_attention": False,
+    "embed_init_tgt": True,
+    "nms_iou_threshold": -1,
+}
 
 # Keys that only one layout has.
 MARKS = {
@@ -132,7 +155,7 @@ def recognise(keys: set[str]) -> str | None:
     return "dino" if layout == "dino-mmdet" else layout
 
 
-def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadReport) -> dict[str, Any]:
+def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport) -> dict[str, Any]:
     """Fields of `DinoConfig`; "attend_padding" is told by the file's name or its tables."""
     layout = layout_of(set(shapes.state))
     if layout is None or (layout == "co_dino") != (variant == "co_dino"):
@@ -151,14 +174,13 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
     levels = shapes.size(embed)
     encoder = f"{prefix}encoder.layers.0."
     attention = f"{encoder}{'attentions.0' if layout == 'co_dino' else 'self_attn'}.attention_weights.weight"
-    rows = shapes.size(attention)
-    if rows % (HEADS * levels):
-        raise SourceError(
-            f"'{shapes.ref}': '{attention}' has {rows} rows, which are no multiple of {HEADS} heads times {levels} levels; "
-            f"detrt knows DINO with {HEADS} heads"
-        )
-    hidden = {"dino": "linear1", "dino-mmdet": "ffn.layers.0.0", "co_dino": "ffns.0.layers.0.0"}[layout]
     backbone = _backbone(shapes, _neck_inputs(shapes, layout, levels))
+    heads = assumed.number("heads", HEADS, "nheads")
+    assumed.need("DINO", pe_temperatureW=assumed.args.get("pe_temperatureH"), **_COMPUTES)
+    row = family_facts(str(backbone["backbone"]))
+    if layout == "dino":
+        row["max_detections"] = assumed.number("detections", MAX_DETECTIONS, "num_select")
+    hidden = {"dino": "linear1", "dino-mmdet": "ffn.layers.0.0", "co_dino": "ffns.0.layers.0.0"}[layout]
     return {
         "num_labels": shapes.size(scores),
         "num_queries": shapes.size(queries),
@@ -167,12 +189,14 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
         "ffn": shapes.size(f"{encoder}{hidden}.weight"),
         "encoder_layers": shapes.count(f"{prefix}encoder.layers.#."),
         "decoder_layers": shapes.count(f"{prefix}decoder.layers.#."),
-        "points": rows // (HEADS * levels),
+        "points": shapes.points(attention, heads, levels),
+        "attention_heads": heads,
+        "temperature": assumed.number("temperature", 20, "pe_temperatureH"),
         "conv_bias": layout == "dino",
         "head_eps": 1e-5 if layout == "dino-mmdet" else 1e-3,
         **backbone,
         "attend_padding": layout == "co_dino" and _attends_padding(shapes, str(backbone["backbone"]), report),
-        "family": family_facts(str(backbone["backbone"])),
+        "family": row,
     }
 
 
@@ -199,7 +223,17 @@ def family_facts(backbone: str) -> dict[str, Any]:
 def facts(found: dict[str, Any]) -> dict[str, object]:
     """The sizes that people know a model by."""
     names = {"num_labels": "classes", "num_queries": "queries", "dim": "width", "width": "channels"}
-    skipped = ("conv_bias", "head_eps", "attend_padding", "hidden", "patch", "positions", "windowed")
+    skipped = (
+        "temperature",
+        "attention_heads",
+        "conv_bias",
+        "head_eps",
+        "attend_padding",
+        "hidden",
+        "patch",
+        "positions",
+        "windowed",
+    )
     return {names.get(key, key).replace("_", " "): value for key, value in found.items() if key not in skipped}
 
 

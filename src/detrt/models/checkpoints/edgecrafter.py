@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..source import EC_CLASS, MASK_CLASS
+from .assumed import Assumed
 from .d_fine import COMPUTED, DECODER, ENCODER, FEED_FORWARD, refinement
 from .deimv2 import BLOCKS, DECODER_PROJECTIONS, VIT, frequencies, vit, vit_table
 from .key_map import LoadReport, Table
@@ -61,14 +62,13 @@ def values(shapes: Shapes) -> dict[str, Tensor]:
     return frequencies(shapes, _BACKBONE)
 
 
-def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadReport) -> dict[str, Any]:
-    found = {**hybrid(shapes, report), **refinement(shapes), "family": {}}
+def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport) -> dict[str, Any]:
+    activations = {"encoder_activation": "silu", "decoder_activation": "silu"}
+    found = {**hybrid(shapes, assumed, **activations), **refinement(shapes, assumed), "family": {}}
     found |= {
         "architectures": [f"{EC_CLASS}ForObjectDetection"],
         "backbone_config": vit(shapes, _BACKBONE, _READ_LAYERS, "ECDet S, M, L and X", report),
         "projections": _projections(shapes),
-        "encoder_activation_function": "silu",
-        "decoder_activation_function": "silu",
         "encoder_has_trailing_conv": False,
         "hidden_expansion": shapes.size("encoder.fpn_blocks.0.cv2.0.conv1.conv.weight") / found["encoder_hidden_dim"],
         "depth_mult": shapes.count("encoder.fpn_blocks.0.cv2.0.bottlenecks.#.") / 3,

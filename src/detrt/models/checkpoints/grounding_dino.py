@@ -9,6 +9,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SourceError
+from .assumed import ACTIVATIONS, Assumed
 from .key_map import LoadReport
 from .shapes import Shapes
 
@@ -123,15 +124,19 @@ def values(shapes: Shapes) -> dict[str, Tensor]:
     return {f"{_UNUSED_NORM}.weight": torch.ones(width), f"{_UNUSED_NORM}.bias": torch.zeros(width)}
 
 
-def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadReport) -> dict[str, Any]:
+def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport) -> dict[str, Any]:
     if "transformer.tgt_embed.weight" not in shapes:
         raise SourceError(f"'{shapes.ref}' has no learned queries, as every published Grounding DINO has")
     levels = shapes.size("transformer.level_embed")
-    points = shapes.size("transformer.encoder.layers.0.self_attn.attention_weights.weight")
-    in_decoder = shapes.size("transformer.decoder.layers.0.cross_attn.attention_weights.weight")
+    heads = assumed.number("heads", HEADS, "nheads")
+    title = "Grounding DINO"
+    assumed.need(
+        title, pe_temperatureW=assumed.args.get("pe_temperatureH"), max_text_len=256, sub_sentence_present=True, pre_norm=False
+    )
+    attention = "attention_weights.weight"
     return {
         "backbone_config": swin(shapes, "backbone.0.layers", "attn", "backbone.0.patch_embed.proj.weight"),
-        "text_config": bert(shapes, "bert", "feat_map.weight"),
+        "text_config": bert(shapes, assumed, "bert", "feat_map.weight"),
         "d_model": shapes.size("transformer.enc_output.weight"),
         "num_queries": shapes.size("transformer.tgt_embed.weight"),
         "num_feature_levels": levels,
@@ -139,10 +144,12 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
         "decoder_layers": shapes.count("transformer.decoder.layers.#."),
         "encoder_ffn_dim": shapes.size("transformer.encoder.layers.0.linear1.weight"),
         "decoder_ffn_dim": shapes.size("transformer.decoder.layers.0.linear1.weight"),
-        "encoder_attention_heads": HEADS,
-        "decoder_attention_heads": HEADS,
-        "encoder_n_points": points // (HEADS * levels),
-        "decoder_n_points": in_decoder // (HEADS * levels),
+        "encoder_attention_heads": heads,
+        "decoder_attention_heads": heads,
+        "positional_embedding_temperature": assumed.number("temperature", 20, "pe_temperatureH", "pe_temperature"),
+        "activation_function": assumed.choice("activation", "relu", ACTIVATIONS, "transformer_activation"),
+        "encoder_n_points": shapes.points(f"transformer.encoder.layers.0.self_attn.{attention}", heads, levels),
+        "decoder_n_points": shapes.points(f"transformer.decoder.layers.0.cross_attn.{attention}", heads, levels),
     }
 
 
@@ -166,7 +173,7 @@ def swin(shapes: Shapes, layers: str, attention: str, patches: str) -> dict[str,
     }
 
 
-def bert(shapes: Shapes, root: str, projection: str) -> dict[str, Any]:
+def bert(shapes: Shapes, assumed: Assumed, root: str, projection: str) -> dict[str, Any]:
     """transformers BERT settings. root: prefix of its keys. projection: the weight behind it."""
     width = shapes.size(projection, 1)
     return {
@@ -174,7 +181,7 @@ def bert(shapes: Shapes, root: str, projection: str) -> dict[str, Any]:
         "vocab_size": shapes.size(f"{root}.embeddings.word_embeddings.weight"),
         "hidden_size": width,
         "num_hidden_layers": shapes.count(f"{root}.encoder.layer.#."),
-        "num_attention_heads": max(1, width // 64),
+        "num_attention_heads": assumed.number("text_heads", max(1, width // 64), divides=width),
         "intermediate_size": shapes.size(f"{root}.encoder.layer.0.intermediate.dense.weight"),
         "max_position_embeddings": shapes.size(f"{root}.embeddings.position_embeddings.weight"),
     }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import SourceError
 from . import dino
+from .assumed import ACTIVATIONS, Assumed
 from .grounding_dino import FUSION, HEADS, bert, swin
 from .key_map import LoadReport, Table
 from .shapes import Shapes
@@ -127,7 +128,7 @@ def values(shapes: Shapes) -> dict[str, Tensor]:
     }
 
 
-def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadReport) -> dict[str, Any]:
+def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport) -> dict[str, Any]:
     if "bbox_head.cls_branches.0.bias" not in shapes:
         raise SourceError(
             f"'{shapes.ref}' has no 'bbox_head.cls_branches.0.bias': it is mmdetection's copy of a Grounding DINO, not "
@@ -135,10 +136,11 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
         )
     report.format = "iSEE-Laboratory LLMDet" if shapes.any(r"^(lmm|connector)\.") else "mmdetection MM-Grounding-DINO"
     levels = shapes.size("level_embed")
-    attention = "self_attn.attention_weights.weight"
+    attention = "attention_weights.weight"
+    heads = assumed.number("heads", HEADS)
     return {
         "backbone_config": swin(shapes, "backbone.stages", "attn.w_msa", "backbone.patch_embed.projection.weight"),
-        "text_config": bert(shapes, _BERT, "text_feat_map.weight"),
+        "text_config": bert(shapes, assumed, _BERT, "text_feat_map.weight"),
         "d_model": shapes.size("memory_trans_fc.weight"),
         "num_queries": shapes.size("query_embedding.weight"),
         "num_feature_levels": levels,
@@ -146,10 +148,12 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
         "decoder_layers": shapes.count("decoder.layers.#."),
         "encoder_ffn_dim": shapes.size("encoder.layers.0.ffn.layers.0.0.weight"),
         "decoder_ffn_dim": shapes.size("decoder.layers.0.ffn.layers.0.0.weight"),
-        "encoder_attention_heads": HEADS,
-        "decoder_attention_heads": HEADS,
-        "encoder_n_points": shapes.size(f"encoder.layers.0.{attention}") // (HEADS * levels),
-        "decoder_n_points": shapes.size("decoder.layers.0.cross_attn.attention_weights.weight") // (HEADS * levels),
+        "encoder_attention_heads": heads,
+        "decoder_attention_heads": heads,
+        "positional_embedding_temperature": assumed.number("temperature", 20, "pe_temperatureH", "pe_temperature"),
+        "activation_function": assumed.choice("activation", "relu", ACTIVATIONS, "transformer_activation"),
+        "encoder_n_points": shapes.points(f"encoder.layers.0.self_attn.{attention}", heads, levels),
+        "decoder_n_points": shapes.points(f"decoder.layers.0.cross_attn.{attention}", heads, levels),
         # Each layer has heads of its own.
         "decoder_bbox_embed_share": False,
         "decoder_cls_embed_share": False,

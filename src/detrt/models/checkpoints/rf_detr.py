@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import SourceError
 from ..source import MASK_CLASS
+from .assumed import Assumed
 from .detr import decoder_layer
 from .key_map import LoadReport, Table
 from .shapes import Shapes
@@ -99,7 +100,7 @@ def names_start(file: StateFile) -> int:
     return 0 if file.args.get("dataset_file") == "yolo" else 1
 
 
-def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadReport) -> dict[str, Any]:
+def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport) -> dict[str, Any]:
     if shapes.count("backbone.0.projector.stages.#.") != 1:
         raise SourceError(
             f"'{shapes.ref}' has a projector of several scales (the first RF-DETR large); transformers' RF-DETR has one"
@@ -115,22 +116,17 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
     hidden = shapes.size("query_feat.weight", 1)
     # Published: patch 14 has 4 windows and 560 pixels, the others have 2 windows and the size of their position table.
     first = patch == 14
-    taken = list(args.get("out_feature_indexes") or ([2, 5, 8, 11] if first else [3, 6, 9, 12]))
-    resolution = int(args.get("resolution") or (560 if first else side * patch))
-    windows = int(args.get("num_windows") or WINDOWS.get((patch, side), 4 if first else 2))
-    self_heads = int(args.get("sa_nheads") or max(1, hidden // SELF_HEAD))
-    cross_heads = int(args.get("ca_nheads") or max(1, hidden // CROSS_HEAD))
-    if not args:
-        report.notes.append(
-            f"the file has no args: {windows} windows and levels {taken} as published for patch {patch}, {self_heads} and "
-            f"{cross_heads} heads as for {hidden} channels"
-        )
+    taken = assumed.numbers("levels", [2, 5, 8, 11] if first else [3, 6, 9, 12], "out_feature_indexes")
+    resolution = assumed.number("resolution", 560 if first else side * patch, "resolution")
+    windows = assumed.number("windows", WINDOWS.get((patch, side), 4 if first else 2), "num_windows")
+    self_heads = assumed.number("self_heads", max(1, hidden // SELF_HEAD), "sa_nheads", divides=hidden)
+    cross_heads = assumed.number("cross_heads", max(1, hidden // CROSS_HEAD), "ca_nheads", divides=hidden)
     masks: dict[str, Any] = {}
     if _has_masks(shapes):
         masks = {
             "architectures": [f"RfDetr{MASK_CLASS}"],
             "intermediate_size": shapes.size("segmentation_head.query_features_block.layers.0.weight"),
-            "mask_downsample_ratio": int(args.get("mask_downsample_ratio") or 4),
+            "mask_downsample_ratio": assumed.number("mask_stride", 4, "mask_downsample_ratio"),
         }
     return {
         **masks,

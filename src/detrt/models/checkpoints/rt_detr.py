@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SourceError
+from .assumed import ACTIVATIONS, Assumed
 from .key_map import LoadReport
 from .shapes import Shapes, hgnet, levels_of, points_of
 
@@ -134,6 +135,8 @@ TABLE = (
     ("decoder.decoder.layers.#.norm2.@", "model.decoder.layers.#.encoder_attn_layer_norm.@"),
     ("decoder.decoder.layers.#.norm3.@", "model.decoder.layers.#.final_layer_norm.@"),
 )
+HEADS = 8  # of every published model, in encoder and decoder
+SAMPLING = ("default", ("default", "discrete"))
 _TABLE_OF_SIZE = "a table for one input size, computed by the module"
 TABLES_OF_SIZE = {"decoder.anchors": _TABLE_OF_SIZE, "decoder.valid_mask": _TABLE_OF_SIZE}
 SKIPPED = TABLES_OF_SIZE
@@ -167,7 +170,7 @@ def skipped(shapes: Shapes) -> dict[str, str]:
     return {**SKIPPED, **dict.fromkeys(behind, "a decoder layer behind the one that is evaluated")}
 
 
-def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadReport) -> dict[str, Any]:
+def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport) -> dict[str, Any]:
     residual = shapes.any(r"^backbone\.res_layers\.")
     if not residual and "backbone.stem.stem2a.conv.1.weight" not in shapes:
         raise SourceError(
@@ -181,7 +184,7 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
             f"'{shapes.ref}': DEIM on RT-DETRv2 has a third layer in 'decoder.query_pos_head' and RT-DETR has none; this file "
             f"has {found}: it is of another family, leave --family out"
         )
-    found = hybrid(shapes, report)
+    found = hybrid(shapes, assumed, decoder_activation="silu" if three else "relu")
     found["family"] = trained_size(shapes, found["feat_strides"])
     backbone = presnet(shapes) if residual else hgnet(shapes, last="aggregation_excitation_conv")
     backbone["out_features"] = levels_of(backbone["hidden_sizes"], found["encoder_in_channels"], shapes.ref)
@@ -193,28 +196,46 @@ def settings(shapes: Shapes, args: dict[str, Any], variant: str, report: LoadRep
         report.notes.append(f"result of decoder layer {last + 1} of 6, as the authors evaluate R50-m")
     levels = found["num_feature_levels"]
     if variant == "rt_detr":
-        rows = shapes.size("decoder.decoder.layers.0.cross_attn.attention_weights.weight")
-        found["decoder_n_points"] = rows // (8 * levels)
-        return found
-    points = set(points_of(shapes.state["decoder.decoder.layers.0.cross_attn.num_points_scale"], shapes.ref))
-    if len(points) > 1:
-        raise SourceError(
-            f"'{shapes.ref}' has {sorted(points)} points on different levels; transformers' RT-DETRv2 has one number"
-        )
-    if three:
-        found["decoder_activation_function"] = "silu"
-    else:
+        heads = assumed.number("heads", HEADS)
+        points = shapes.points("decoder.decoder.layers.0.cross_attn.attention_weights.weight", heads, levels)
+        return {**found, "decoder_attention_heads": heads, "decoder_n_points": points}
+    each = set(points_of(shapes.state["decoder.decoder.layers.0.cross_attn.num_points_scale"], shapes.ref))
+    if len(each) > 1:
+        raise SourceError(f"'{shapes.ref}' has {sorted(each)} points on different levels; transformers' RT-DETRv2 has one number")
+    if not three:
         report.notes.append(
             "discrete sampling (--family rt_detr_v2-discrete)"
             if variant.endswith("discrete")
             else "bilinear sampling: a 'dsp' file has the same keys and needs --family rt_detr_v2-discrete"
         )
-    method = "discrete" if variant.endswith("discrete") else "default"
-    return {**found, "decoder_n_points": points.pop(), "decoder_n_levels": levels, "decoder_method": method}
+    method = "discrete" if variant.endswith("discrete") else assumed.choice("sampling", *SAMPLING)
+    return {
+        **found,
+        "decoder_attention_heads": decoder_heads(shapes),
+        "decoder_n_points": each.pop(),
+        "decoder_n_levels": levels,
+        "decoder_method": method,
+    }
 
 
-def hybrid(shapes: Shapes, report: LoadReport, queries: int = 300) -> dict[str, Any]:
-    """What RT-DETR, D-FINE and DEIMv2 share. No tensor has the number of queries; it is the published one."""
+def decoder_heads(shapes: Shapes) -> int:
+    """Heads of the decoder: the rows of the weights of its cross-attention, which `num_points_scale` has once for each head.
+
+    Raises:
+        SourceError: no such number.
+    """
+    layer = "decoder.decoder.layers.0.cross_attn."
+    rows, points = shapes.size(f"{layer}attention_weights.weight"), shapes.size(f"{layer}num_points_scale")
+    heads, rest = divmod(rows, points)
+    if rest or heads < 1:
+        raise SourceError(f"'{shapes.ref}': '{layer}attention_weights' has {rows} rows, which its {points} points do not divide")
+    return heads
+
+
+def hybrid(
+    shapes: Shapes, assumed: Assumed, *, queries: int = 300, encoder_activation: str = "gelu", decoder_activation: str = "relu"
+) -> dict[str, Any]:
+    """What RT-DETR, D-FINE and DEIMv2 share. queries and the activations: of the published model."""
     hidden = shapes.size("decoder.enc_score_head.weight", 1)
     levels = shapes.count("encoder.lateral_convs.#.") + 1
     neck = shapes.size("encoder.lateral_convs.0.conv.weight") if levels > 1 else shapes.size("encoder.input_proj.0.conv.weight")
@@ -223,14 +244,24 @@ def hybrid(shapes: Shapes, report: LoadReport, queries: int = 300) -> dict[str, 
     given = {int(name.split(".")[2]): shapes.size(name, 1) for name in names if name in shapes}
     inputs = [given.get(i, neck) for i in range(levels)]
     layers = shapes.count("encoder.encoder.#.")
-    size = "" if "decoder.anchors" in shapes else "size 640x640 (--size), "
-    report.notes.append(
-        f"assumed as published, no tensor tells: {size}{queries} queries (--queries), the result of the last decoder layer that is read "
-        "(--decoder-layers), 8 heads, the published activations, the default query selection"
-    )
+    if "decoder.anchors" not in shapes:
+        assumed.own("size 640x640", "--size")
+    count = assumed.queries(queries)
+    assumed.own("the result of the last decoder layer that is read", "--decoder-layers")
+    assumed.choice("query_selection", "default", ("default",))
+    encoder = {}
+    if layers:
+        encoder = {
+            "encoder_attention_heads": assumed.number("encoder_heads", HEADS, divides=neck),
+            "encoder_activation_function": assumed.choice("encoder_activation", encoder_activation, ACTIVATIONS),
+            "positional_encoding_temperature": assumed.number("temperature", 10000),
+        }
     return {
+        **encoder,
+        "activation_function": assumed.choice("neck_activation", "silu", ACTIVATIONS),
+        "decoder_activation_function": assumed.choice("decoder_activation", decoder_activation, ACTIVATIONS),
         "num_labels": shapes.size("decoder.enc_score_head.weight"),
-        "num_queries": queries,
+        "num_queries": count,
         "d_model": hidden,
         "encoder_hidden_dim": neck,
         "encoder_in_channels": inputs,

@@ -42,6 +42,17 @@ class Shapes:
             raise SourceError(f"'{self.ref}' has '{pattern}' for {found}: some are missing; the file is incomplete")
         return len(found)
 
+    def points(self, key: str, heads: int, levels: int) -> int:
+        """Points of a level of a deformable attention, from the rows of its `attention_weights`."""
+        rows = self.size(key)
+        points, rest = divmod(rows, heads * levels)
+        if rest or points < 1:
+            raise SourceError(
+                f"'{self.ref}': '{key}' has {rows} rows, which {heads} heads times {levels} levels do not divide; state the heads that it "
+                "was trained with, e.g. --assume heads=4"
+            )
+        return points
+
     def any(self, pattern: str) -> bool:
         rule = re.compile(pattern)
         return any(rule.search(key) for key in self.state)
