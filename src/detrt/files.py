@@ -104,7 +104,7 @@ def read_json(path: Path | str | os.PathLike, what: str, error: type[DetrtError]
         raise error(f"the {what} '{path}' cannot be read as JSON: {failure}" + (f"; {advice}" if advice else "")) from None
 
 
-def parse_json(text: str | bytes, *, finite: bool = False) -> Any:
+def parse_json(text: str | bytes | bytearray, *, finite: bool = False) -> Any:
     """The value of a JSON text. Raises ValueError, also for one that is nested too deeply, and with `finite` for NaN and Infinity."""
     try:
         return json.loads(text, parse_constant=_refuse_constant if finite else None)

@@ -131,13 +131,14 @@ def in_base64(data: bytes) -> str:
 class HealthProbe:
     """Asks for /healthz in a process of its own, so that it measures the server and not its clients.
 
-    After the block: times, of the answers in seconds, in order; grown_mib, by which the front process grew at most.
+    After the block: times, of the answers in seconds, in order; grown_mib, by which the front process grew at most; overslept_s, the
+    longest by which a pause of the probe itself was too long: the share of a busy machine, whatever the server does.
     """
 
     def __init__(self, server: Server, pause: float = 0.01) -> None:
         self._arguments = (server.host, str(server.port), str(server.process.pid), str(pause))
         self.times: list[float] = []
-        self.grown_mib = 0.0
+        self.grown_mib = self.overslept_s = 0.0
 
     def __enter__(self) -> HealthProbe:
         self._process = subprocess.Popen(
@@ -150,7 +151,7 @@ class HealthProbe:
         answer, _ = self._process.communicate("", timeout=120)  # the end of its input stops it
         found = json.loads(answer)
         assert set(found["statuses"]) == {200}
-        self.times, self.grown_mib = sorted(found["times"]), found["grown_mib"]
+        self.times, self.grown_mib, self.overslept_s = sorted(found["times"]), found["grown_mib"], found["overslept_s"]
 
     def at(self, fraction: float) -> float:
         """A percentile of the times."""
@@ -164,13 +165,16 @@ front, times, statuses = psutil.Process(int(pid)), [], set()
 first = most = front.memory_info().rss
 client = http.client.HTTPConnection(host, int(port), timeout=60)
 print("ready", flush=True)
+overslept, asleep = 0.0, time.perf_counter()
 while not select.select([sys.stdin], [], [], float(pause))[0]:
     start = time.perf_counter()
+    overslept = max(overslept, start - asleep - float(pause))
     client.request("GET", "/healthz")
     answer = client.getresponse()
     answer.read()
     times.append(time.perf_counter() - start)
     statuses.add(answer.status)
     most = max(most, front.memory_info().rss)
-print(json.dumps({"times": times, "statuses": sorted(statuses), "grown_mib": (most - first) / 2**20}))
+    asleep = time.perf_counter()
+print(json.dumps({"overslept_s": overslept, "times": times, "statuses": sorted(statuses), "grown_mib": (most - first) / 2**20}))
 """

@@ -1,8 +1,9 @@
 """Worker processes: one protocol for device workers, server workers, builders and measurements.
 
-A worker is started as `COMMAND... FD`, where FD is its end of a socket pair. Both ends send pickled objects, each preceded by
-its length. The first message is the request of the parent; a worker that cannot continue sends `Failed` and ends. When either side
-ends, its socket closes, which the other side reads as the end of the messages.
+A worker is started as `COMMAND... FD`, where FD is its end of a socket pair. Both ends send pickled objects. Their large buffers
+(arrays, `Bulk`) follow the pickle, so that they are copied piece by piece: an event loop stands still while a copy of many MiB is
+made. The first message is the request of the parent; a worker that cannot continue sends `Failed` and ends. When either side ends,
+its socket closes, which the other side reads as the end of the messages.
 
 Pickle is safe here, because only parent and child can write to a socket pair.
 """
@@ -21,14 +22,15 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ..errors import DetrtError, SessionError, missing_package
 
-LENGTH = struct.Struct("<Q")  # of the message that follows, in bytes
+HEAD = struct.Struct("<QI")  # bytes of the pickle, and the number of its buffers, whose lengths follow
+_SMALL = 64 * 1024  # bytes of a buffer that stays in the pickle
 _EXIT_SECONDS = 10.0
 # A task that was lost with this many workers is not tried again.
 MAX_DEATHS = 2
@@ -93,19 +95,51 @@ def after_death(held: Iterable[Work]) -> tuple[list[Work], list[Work]]:
     return again, given_up
 
 
+class Bulk(bytearray):
+    """Bytes that go beside the pickle of a message where they are large, and are never copied as a whole on their way."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return (_bulk, (pickle.PickleBuffer(self),))
+
+
+def _bulk(buffer: Any) -> Bulk:
+    return buffer if isinstance(buffer, Bulk) else Bulk(buffer)
+
+
+def packed(message: Any) -> Iterator[memoryview]:
+    """The bytes of a message, in parts."""
+    buffers: list[memoryview] = []
+
+    def beside(buffer: pickle.PickleBuffer) -> bool:
+        """Whether a buffer stays in the pickle."""
+        view = buffer.raw()
+        if view.nbytes > _SMALL:
+            buffers.append(view)
+        return view.nbytes <= _SMALL
+
+    body = pickle.dumps(message, protocol=5, buffer_callback=beside)
+    yield memoryview(HEAD.pack(len(body), len(buffers)) + lengths_format(len(buffers)).pack(*map(len, buffers)) + body)
+    yield from buffers
+
+
+def lengths_format(count: int) -> struct.Struct:
+    """Of the lengths of so many buffers."""
+    return struct.Struct(f"<{count}Q")
+
+
 class Channel:
     """One end of the socket pair, with messages that block.
 
-    write: takes the bytes of a message; another than the socket's does not block.
+    write: takes a part of a message; another than the socket's does not block, and keeps it until it is written.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
-        self.write: Callable[[bytes], Any] = sock.sendall
+        self.write: Callable[[memoryview], Any] = sock.sendall
 
     def send(self, message: Any) -> None:
-        body = pickle.dumps(message, protocol=5)
-        self.write(LENGTH.pack(len(body)) + body)
+        for part in packed(message):
+            self.write(part)
 
     def receive(self) -> Any:
         """The next message.
@@ -113,8 +147,11 @@ class Channel:
         Raises:
             EOFError: the other end is closed.
         """
-        (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
-        return pickle.loads(self._exactly(length))
+        length, count = HEAD.unpack(self._exactly(HEAD.size))
+        lengths = lengths_format(count)
+        sizes = lengths.unpack(self._exactly(lengths.size))
+        body = self._exactly(length)
+        return pickle.loads(body, buffers=[self._exactly(size) for size in sizes])
 
     def fileno(self) -> int:
         return self.socket.fileno()
@@ -122,8 +159,8 @@ class Channel:
     def close(self) -> None:
         self.socket.close()
 
-    def _exactly(self, count: int) -> bytearray:
-        buffer = bytearray(count)
+    def _exactly(self, count: int) -> Bulk:
+        buffer = Bulk(count)
         view = memoryview(buffer)
         while view:
             got = self.socket.recv_into(view)

@@ -390,7 +390,7 @@ def common_jpeg(data: bytes) -> tuple[int, int, int] | None:
     return None if found is None else (*found[0], _exif_orientation(data) if found[1] else 1)
 
 
-def stored_size(data: bytes) -> tuple[int, int] | None:
+def stored_size(data: bytes | bytearray) -> tuple[int, int] | None:
     """(height, width) of a JPEG or PNG file as it is stored, before its EXIF orientation is applied; None for others.
 
     A hint that takes microseconds, whatever the file says; decoders check what is there.
@@ -402,7 +402,7 @@ def stored_size(data: bytes) -> tuple[int, int] | None:
     return None if found is None else found[0][::-1]
 
 
-def _jpeg_header(data: bytes) -> tuple[tuple[int, int], bool] | None:
+def _jpeg_header(data: bytes | bytearray) -> tuple[tuple[int, int], bool] | None:
     """The size (width, height) of a common JPEG file, and whether it has EXIF data."""
     if not data.startswith(_START) or _END not in data[-_TAIL:]:
         return None

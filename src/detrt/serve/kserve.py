@@ -58,7 +58,7 @@ def datatype(dtype: str) -> str:
 
 
 def parse_infer(
-    body: bytes, header_length: int | None, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]
+    body: bytes | bytearray, header_length: int | None, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]
 ) -> InferRequest:
     """Read a request for a model with these inputs and outputs.
 
@@ -118,7 +118,7 @@ def build_infer(model: str, request: InferRequest | TensorTask, outputs: Mapping
     return (b"".join([head, *tail]), len(head)) if tail else (head, None)
 
 
-def _feeds(data: Mapping[str, Any], tail: bytes, infos: Sequence[TensorInfo]) -> dict[str, NDArray]:
+def _feeds(data: Mapping[str, Any], tail: bytes | bytearray, infos: Sequence[TensorInfo]) -> dict[str, NDArray]:
     entries = data.get("inputs")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise bad("'inputs' must be a list of objects with name, shape, datatype and data")
@@ -172,7 +172,7 @@ def _check_shapes(feeds: Mapping[str, NDArray], infos: Sequence[TensorInfo]) -> 
                 raise bad(f"input '{info.name}' must have the shape {list(info.shape)}; got {list(feeds[info.name].shape)}")
 
 
-def _from_binary(tail: bytes, offset: int, size: Any, shape: tuple[int, ...], dtype: str, name: str) -> NDArray:
+def _from_binary(tail: bytes | bytearray, offset: int, size: Any, shape: tuple[int, ...], dtype: str, name: str) -> NDArray:
     needed = math.prod(shape) * np.dtype(dtype).itemsize
     if type(size) is not int or size != needed:
         raise bad(f"input '{name}' of shape {list(shape)} has {needed} bytes; binary_data_size says {json.dumps(size)[:40]}")

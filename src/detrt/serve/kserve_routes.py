@@ -11,6 +11,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
+from ..backends.worker_process import Bulk
 from ..data.preprocess import check_size
 from ..errors import SpecError
 from ..files import parse_json
@@ -104,7 +105,7 @@ def add_kserve(app: FastAPI, calls: Calls, bodies: Bodies, readers: Readers) -> 
             head = answers[0].head_length
             headers = {} if head is None else {"Inference-Header-Content-Length": str(head)}
             kind = "application/json" if head is None else "application/octet-stream"
-            return Response(answers[0].value, headers=headers, media_type=kind)
+            return Response(memoryview(answers[0].value), headers=headers, media_type=kind)
 
         options: dict[str, Any] = {"include_in_schema": shown}
         asking: dict[str, Any] = {"responses": short, "openapi_extra": _with_path({}, prefix), **options}
@@ -125,7 +126,7 @@ def add_kserve(app: FastAPI, calls: Calls, bodies: Bodies, readers: Readers) -> 
     model_routes("/v2/models/{model}/versions/{version}", False)
 
 
-def _check_load(body: bytes) -> None:
+def _check_load(body: Bulk) -> None:
     """Raise Refused for parameters, with which a client of Triton gives another configuration or other files."""
     if len(body) > _LOAD_BYTES:
         raise Refused(413, "too_large", f"a request to load takes at most {_LOAD_BYTES} bytes")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from numpy.typing import NDArray
 
 from ..backends.openvino.config import OpenVinoRun
+from ..backends.worker_process import Bulk
 from ..data.images import FAST_FORMATS
 from ..spec import ModelSpec, TensorInfo
 from .config import ServedModel
@@ -68,13 +69,13 @@ class ImageTask:
     prompt: a text, or class names. query_images: (name, content of the file) of what to find, instead. classes: names or ids to keep.
     """
 
-    data: bytes
+    data: Bulk
     threshold: float
     classes: tuple[str | int, ...] | None = None
     max_detections: int | None = None
     prompt: str | tuple[str, ...] | None = None
     task: str = ""
-    query_images: tuple[tuple[str | None, bytes], ...] = ()
+    query_images: tuple[tuple[str | None, Bulk], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ class Answer:
     value: JSON of an image's detections, or the body of an inference response. head_length: of its JSON, where binary tensors follow.
     """
 
-    value: bytes
+    value: Bulk
     head_length: int | None = None
     decode_ms: float = 0.0
     model_ms: float = 0.0
@@ -121,7 +122,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """A worker that opens its models is not stuck."""
+    """A worker that opens its models is not stuck; a reader can read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..backends.worker_process import LENGTH, Worker
+from ..backends.worker_process import HEAD, Bulk, Worker, lengths_format
 
 # Otherwise freed images remain in a heap per thread, and memory grows for hours.
 _ENVIRONMENT = {"MALLOC_ARENA_MAX": "2", "OMP_NUM_THREADS": "1"}
 _FIRST_VICTIM = "500"  # of 1000
+_PIECE = 256 * 1024  # bytes that are copied at a time
 
 
 class LoopWorker(Worker):
@@ -53,11 +54,24 @@ class LoopWorker(Worker):
         assert self._writer is not None
         try:
             while True:
-                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-                on_message(pickle.loads(await reader.readexactly(length)))
+                length, count = HEAD.unpack(await reader.readexactly(HEAD.size))
+                lengths = lengths_format(count)
+                sizes = lengths.unpack(await reader.readexactly(lengths.size))
+                body = await _exactly(reader, length)
+                on_message(pickle.loads(body, buffers=[await _exactly(reader, size) for size in sizes]))
         except (asyncio.IncompleteReadError, OSError):
             self._writer.close()
             on_exit()
+
+
+async def _exactly(reader: asyncio.StreamReader, count: int) -> Bulk:
+    """So many bytes, piece by piece. Raises asyncio.IncompleteReadError."""
+    found = Bulk()
+    while more := count - len(found):
+        if not (piece := await reader.read(min(more, _PIECE))):
+            raise asyncio.IncompleteReadError(b"", count)
+        found += piece
+    return found
 
 
 def be_first_victim() -> None:

@@ -10,22 +10,24 @@ import asyncio
 import contextlib
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from ..backends.worker_process import MAX_DEATHS, Channel, Failed, work_for_parent
+from ..backends.worker_process import MAX_DEATHS, Bulk, Channel, Failed, work_for_parent
 from ..spec import TensorInfo
 from .config import ServeConfig
 from .errors import Refused
 from .kserve import InferRequest, parse_infer
+from .messages import Alive
 from .process import LoopWorker, be_first_victim
 from .request import DetectRequest, read_detect
 
 # Bytes that the front process parses by itself, in a few milliseconds whatever they are. A reader costs a millisecond.
 SMALL = 64 * 1024
+_START_S = 60.0  # a process that cannot read by then is stuck
 _READERS = 2  # one that is busy with a very large body leaves another
 # Memory of a reader beyond that of its start, and more for each byte of the largest body: a number in JSON has up to 8 times
 # its size as a Python object.
@@ -38,7 +40,7 @@ class ReadDetect:
 
     content_type: str
     query: tuple[tuple[str, str], ...]
-    body: bytes
+    body: Bulk
     max_images: int
 
     def read(self) -> DetectRequest:
@@ -49,7 +51,7 @@ class ReadDetect:
 class ReadInfer:
     """The body of an inference request of the KServe protocol, for a model with these tensors."""
 
-    body: bytes
+    body: Bulk
     header_length: int | None
     inputs: Sequence[TensorInfo]
     outputs: Sequence[TensorInfo]
@@ -69,7 +71,7 @@ class Reading(Protocol[Read]):
     """
 
     @property
-    def body(self) -> bytes: ...
+    def body(self) -> Bulk: ...
 
     def read(self) -> Read: ...
 
@@ -80,8 +82,9 @@ def main(descriptor: int) -> None:
 
 
 def serve_parent(channel: Channel) -> None:
-    """Read bodies until the front process ends; the first message is the size of the largest one in bytes."""
+    """Say `Alive`, then read bodies until the front process ends; the first message is the size of the largest one in bytes."""
     _limit_memory(channel.receive())
+    channel.send(Alive())
     while True:
         asked = channel.receive()
         result: Any
@@ -111,17 +114,17 @@ class Readers:
 
     def __init__(self, config: ServeConfig) -> None:
         self._config = config
-        self._idle: list[LoopWorker] = []
+        # That can read; some may have ended meanwhile. None: one ended before it could.
+        self._idle: asyncio.Queue[LoopWorker | None] = asyncio.Queue()
         self._all: set[LoopWorker] = set()
+        self._starting: set[LoopWorker] = set()
         self._waiting: dict[LoopWorker, asyncio.Future[Any]] = {}
-        self._free = asyncio.Semaphore(_READERS)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
         """Start the processes, so that the first request need not wait for one; what cannot be started is tried again later."""
         with contextlib.suppress(OSError):
-            while len(self._all) < _READERS:
-                self._idle.append(await self._started())
+            await self._fill()
 
     async def read(self, asked: Reading[Read]) -> Read:
         """What the body says; within the time limit of a request.
@@ -138,58 +141,81 @@ class Readers:
             raise Refused(504, "deadline", f"the body could not be read within {limit:g} s; send a smaller one") from None
 
     async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
         await asyncio.gather(*(reader.disconnect() for reader in self._all))
 
     async def _in_process(self, asked: Reading[Read]) -> Read:
-        async with self._free:
-            for _ in range(MAX_DEATHS):
-                try:
-                    reader = self._idle.pop() if self._idle else await self._started()
-                except OSError as error:
+        for _ in range(MAX_DEATHS):
+            if (reader := await self._free()) is None:
+                continue
+            future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            self._waiting[reader] = future
+            try:
+                reader.send(asked)
+                found = await future
+            except BaseException:  # nobody waits any more
+                reader.kill()
+                raise
+            finally:
+                self._waiting.pop(reader, None)
+            if isinstance(found, Failed):
+                raise RuntimeError(f"a reader failed:\n{found.trace or found.error}")
+            if found is not None:
+                self._idle.put_nowait(reader)
+                if isinstance(found, Refused):
+                    raise found
+                result: Read = found
+                return result
+        raise Refused(503, "worker_died", "two processes ended while they read this body; check it, and the log", retry_after=1)
+
+    async def _free(self) -> LoopWorker | None:
+        """A process that can read, however long it takes to start; None: one ended before it could. Raises Refused: none can be started."""
+        while True:
+            try:
+                await self._fill()
+            except OSError as error:
+                if not self._all:
                     raise Refused(
                         503, "no_reader", f"no process can be started to read the body ({error})", retry_after=1
                     ) from None
-                future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-                self._waiting[reader] = future
-                try:
-                    reader.send(asked)
-                    found = await future
-                except BaseException:  # nobody waits any more
-                    reader.kill()
-                    raise
-                finally:
-                    self._waiting.pop(reader, None)
-                if isinstance(found, Failed):
-                    raise RuntimeError(f"a reader failed:\n{found.trace or found.error}")
-                if found is not None:
-                    self._idle.append(reader)
-                    if isinstance(found, Refused):
-                        raise found
-                    result: Read = found
-                    return result
-            raise Refused(
-                503, "worker_died", "two processes ended while they read this body; check it, and the log", retry_after=1
-            )
+            reader = await self._idle.get()
+            if reader is None or reader in self._all:
+                return reader
 
-    async def _started(self) -> LoopWorker:
-        """Raises OSError."""
-        reader = LoopWorker("reader")
-        self._all.add(reader)
-        reader.send(self._config.max_body)
-        await reader.connect(partial(self._on_message, reader), partial(self._on_exit, reader))
-        return reader
+    async def _fill(self) -> None:
+        """Start what is missing. Raises OSError."""
+        while len(self._all) < _READERS:
+            reader = LoopWorker("reader")
+            self._all.add(reader)
+            self._starting.add(reader)
+            reader.send(self._config.max_body)
+            await reader.connect(partial(self._on_message, reader), partial(self._on_exit, reader))
+            asyncio.get_running_loop().call_later(_START_S, self._check_started, reader)
+
+    def _check_started(self, reader: LoopWorker) -> None:
+        if reader in self._starting:
+            reader.kill()
 
     def _on_message(self, reader: LoopWorker, message: Any) -> None:
-        future = self._waiting.get(reader)
-        if future is not None and not future.done():
+        if isinstance(message, Alive):
+            self._starting.discard(reader)
+            self._idle.put_nowait(reader)
+        elif (future := self._waiting.get(reader)) is not None and not future.done():
             future.set_result(message)
 
     def _on_exit(self, reader: LoopWorker) -> None:
         self._on_message(reader, None)
         self._all.discard(reader)
-        if reader in self._idle:
-            self._idle.remove(reader)
-        task = asyncio.get_running_loop().create_task(asyncio.to_thread(reader.stop))
+        if reader in self._starting:
+            self._starting.discard(reader)
+            self._idle.put_nowait(None)
+        else:  # now, and not with the next body
+            self._spawn(self.start())
+        self._spawn(asyncio.to_thread(reader.stop))
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

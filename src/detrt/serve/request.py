@@ -25,6 +25,7 @@ from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
+from ..backends.worker_process import Bulk
 from ..class_names import split_classes
 from ..errors import SpecError
 from .config import MIB, ServeConfig
@@ -58,7 +59,7 @@ ClassIds = Annotated[list[Name | _ClassId], Field(min_length=1, max_length=5000,
 
 Made = TypeVar("Made")
 # (name, content of the file) of each.
-Files = tuple[tuple[str | None, bytes], ...]
+Files = tuple[tuple[str | None, Bulk], ...]
 
 
 class _Strict(BaseModel):
@@ -140,7 +141,7 @@ def query_options(text: bytes) -> tuple[tuple[str, str], ...]:
         raise Refused(400, "bad_request", f"the address has more than {_MOST_FIELDS} options; send each once") from None
 
 
-def read_detect(content_type: str, query: Sequence[tuple[str, str]], body: bytes, max_images: int) -> DetectRequest:
+def read_detect(content_type: str, query: Sequence[tuple[str, str]], body: Bulk, max_images: int) -> DetectRequest:
     """Read a request of any form.
 
     Raises:
@@ -197,9 +198,9 @@ class _Form(MultiPartParser):
         self.ended = True
 
 
-def _multipart(content_type: str, body: bytes, max_images: int) -> tuple[Files, Files, dict[str, Any]]:
+def _multipart(content_type: str, body: Bulk, max_images: int) -> tuple[Files, Files, dict[str, Any]]:
     async def stream() -> Any:
-        yield body
+        yield bytes(body)
 
     headers = Headers({"content-type": content_type})
     parser = _Form(headers, stream(), max_files=2 * max_images + 1, max_fields=_MOST_FIELDS, max_part_size=MIB)
@@ -217,12 +218,12 @@ def _multipart(content_type: str, body: bytes, max_images: int) -> tuple[Files, 
     try:
         if not parser.ended:
             raise Refused(400, "bad_request", "the multipart body is cut off: its closing boundary is missing; send all of it")
-        images: list[tuple[str | None, bytes]] = []
-        queries: list[tuple[str | None, bytes]] = []
+        images: list[tuple[str | None, Bulk]] = []
+        queries: list[tuple[str | None, Bulk]] = []
         fields: list[tuple[str, str]] = []
         for name, value in form.multi_items():
             if isinstance(value, UploadFile):
-                (queries if name in _QUERY_FIELDS else images).append((value.filename, value.file.read()))
+                (queries if name in _QUERY_FIELDS else images).append((value.filename, Bulk(value.file.read())))
             elif name in ("image", "images", "file", "files", *_QUERY_FIELDS):
                 raise Refused(
                     400,
@@ -247,7 +248,7 @@ def _finished(work: Coroutine[Any, Any, Made]) -> Made:
     raise RuntimeError("a form in memory was to be read, and its parser waits")
 
 
-def _json(body: bytes, options: dict[str, Any], max_images: int) -> tuple[Options, Files, Files]:
+def _json(body: Bulk, options: dict[str, Any], max_images: int) -> tuple[Options, Files, Files]:
     if sum(body.count(mark) for mark in (b",", b":", b"[", b"{")) > _MOST_VALUES:
         raise Refused(
             413, "too_many_values", f"the JSON has more than {_MOST_VALUES} commas, colons and brackets; send fewer values"
@@ -265,7 +266,7 @@ def _json(body: bytes, options: dict[str, Any], max_images: int) -> tuple[Option
     del data
     given = found.model_dump(exclude={"images", "query_images"}, exclude_none=True)
     made = _validate(Options, _join(options, given))
-    files: dict[str, list[tuple[str | None, bytes]]] = {"images": [], "query_images": []}
+    files: dict[str, list[tuple[str | None, Bulk]]] = {"images": [], "query_images": []}
     for field, read in files.items():
         for number, image in enumerate(getattr(found, field)):
             name, data = (None, image) if isinstance(image, str) else (image.name, image.data)
@@ -295,7 +296,7 @@ def _check_names(given: dict[str, Any], where: str, kind: type[BaseModel]) -> No
         raise _unknown_field(where, unknown, kind)
 
 
-def _from_base64(text: str, where: str) -> bytes:
+def _from_base64(text: str, where: str) -> Bulk:
     if _ADDRESS.match(text[:10]):
         raise Refused(
             400, "bad_request", f"{where} is an address, and the server opens none; send the content of the file in base64"
@@ -303,7 +304,7 @@ def _from_base64(text: str, where: str) -> bytes:
     if match := _DATA_URI.match(text[:200]):
         text = text[match.end() :]
     try:
-        return base64.b64decode(text, validate=True)
+        return Bulk(base64.b64decode(text, validate=True))
     except (binascii.Error, ValueError) as error:
         raise Refused(400, "bad_request", f"{where} is not base64 ({error}); send the content of an image file") from None
 
@@ -371,7 +372,7 @@ class Bodies:
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > limit:
             raise self._too_large(f"{declared[:20]} bytes")
-        body = bytearray()
+        body = Bulk()
         async for chunk in request.stream():
             if len(body) + len(chunk) > limit:
                 raise self._too_large(f"more than {limit} bytes")
@@ -379,18 +380,18 @@ class Bodies:
             body += chunk
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         if encoding in ("identity", ""):
-            held.data = bytes(body)
+            held.data = body
         elif encoding in _ENCODINGS:
             async with self._unpacking:
-                held.data = await self._decompressed(bytes(body), encoding, held)
+                held.data = await self._decompressed(body, encoding, held)
         else:
             raise Refused(415, "bad_encoding", f"Content-Encoding must be gzip, deflate or identity; got '{encoding[:40]}'")
 
-    async def _decompressed(self, packed: bytes, encoding: str, held: HeldBody) -> bytes:
+    async def _decompressed(self, packed: Bulk, encoding: str, held: HeldBody) -> Bulk:
         """Decompress in steps, so that each is counted before it takes memory, and other requests are served between them."""
         limit = self.config.max_body
         inflate = zlib.decompressobj(_ENCODINGS[encoding])
-        body = bytearray()
+        body = Bulk()
         for first in range(0, len(packed), _STEP):
             part = packed[first : first + _STEP]
             while part and not inflate.eof:
@@ -405,7 +406,7 @@ class Bodies:
         if not inflate.eof:
             raise Refused(400, "bad_encoding", f"the {encoding} body is cut off; send all of it")
         held.hold(len(body))
-        return bytes(body)
+        return body
 
     def _too_large(self, got: str) -> Refused:
         return Refused(
@@ -423,11 +424,11 @@ class HeldBody:
     """
 
     def __init__(self, bodies: Bodies) -> None:
-        self._bodies, self._count, self.data = bodies, 0, b""
+        self._bodies, self._count, self.data = bodies, 0, Bulk()
 
-    def take(self) -> bytes:
+    def take(self) -> Bulk:
         """The bytes, which the caller holds from now on."""
-        data, self.data = self.data, b""
+        data, self.data = self.data, Bulk()
         return data
 
     def hold(self, count: int) -> None:

@@ -331,11 +331,7 @@ class Pool:
         worker.state = "gone"
         if self._closing or retired:
             return
-        code = worker.exit_code()
-        if code is None:  # its socket is closed, but it still runs
-            worker.kill()
-        if not (self.failure and not self.all_ready.is_set()):
-            log.warning("worker %d is gone (exit code %s) with %d batches", worker.index, code, len(worker.running))
+        batches = len(worker.running)
         again, lost = after_death(item for sent in worker.running.values() for item in sent.items if item.state != "left")
         for item in again:
             self.metrics.retried.inc(item.rows)
@@ -344,6 +340,16 @@ class Pool:
             text = "two workers ended while they ran this request; it was not tried again: check the image and the log"
             self._refuse(item, Refused(503, "worker_died", text, retry_after=1))
         worker.running = {}
+        self._pump()
+        self._spawn(self._bury(worker, batches))
+
+    async def _bury(self, worker: ServerWorker, batches: int) -> None:
+        """Wait for the end of a process whose socket is closed, and start another one. batches: that it held."""
+        code = await asyncio.to_thread(worker.exit_code)
+        if code is None:  # it still runs
+            worker.kill()
+        if not (self.failure and not self.all_ready.is_set()):
+            log.warning("worker %d is gone (exit code %s) with %d batches", worker.index, code, batches)
         self._ended(
             worker.generation,
             worker.index,

@@ -31,7 +31,7 @@ from PIL import Image
 
 from ..backends.base import BaseSession, Outputs
 from ..backends.open import open_session
-from ..backends.worker_process import Channel, answer_ahead, work_for_parent
+from ..backends.worker_process import Bulk, Channel, answer_ahead, work_for_parent
 from ..data.images import OpenedImage, load_encoded, open_image
 from ..data.raw_image import EncodedImage, LoadedImage
 from ..detections import Detections
@@ -386,7 +386,7 @@ class Model:
                 values = {name: outputs[name][first : first + task.rows] for name, _ in task.outputs}
                 try:
                     body, head = build_infer(self.facts.name, task, values)
-                    results[i] = Answer(body, head, model_ms=took)
+                    results[i] = Answer(Bulk(body), head, model_ms=took)
                 except Refused as refusal:
                     results[i] = refusal
                 first += task.rows
@@ -424,17 +424,18 @@ class Model:
         if asked.query_images:
             if prompt is not None:
                 raise PromptError("'prompt' and 'query_images' both say what to find; give one of them")
-            if asked.query_images not in queries:
-                for number, (_, data) in enumerate(asked.query_images):
+            shown = tuple((name, bytes(data)) for name, data in asked.query_images)
+            if shown not in queries:
+                for number, (_, data) in enumerate(shown):
                     try:
                         open_image(
                             data, max_pixels=self.setup.max_pixels, formats=self.setup.image_formats, stopped=stopped
                         ).load()
                     except ImageError as error:
                         raise ImageError(f"query image {number}: {error}") from None
-                names = tuple(Path(name or f"image {number}").stem for number, (name, _) in enumerate(asked.query_images))
-                queries[asked.query_images] = ImageQueries(tuple(data for _, data in asked.query_images), names)
-            prompt = queries[asked.query_images]
+                names = tuple(Path(name or f"image {number}").stem for number, (name, _) in enumerate(shown))
+                queries[shown] = ImageQueries(tuple(data for _, data in shown), names)
+            prompt = queries[shown]
         if prompt is None:
             raise PromptError("this model finds what a prompt names, and there is none; give 'prompt', e.g. 'a cat. a dog.'")
         # Now, so that one that is too long is refused by itself; prompts are cached, so this costs nothing twice.
@@ -512,7 +513,7 @@ def _answer(detections: Detections, task: ImageTask, classes: frozenset[int] | N
     if kept.prompt:
         value["prompt"] = kept.prompt
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    data = text.encode("utf-8", "backslashreplace")
+    data = Bulk(text.encode("utf-8", "backslashreplace"))
     return Answer(data, decode_ms=decode_ms, model_ms=model_ms, found=len(kept))
 
 
