@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,3 +19,38 @@ def test_tables_of_gpu_figures():
     rows = Rows(ROWS.read_text("utf-8").splitlines())
     assert all(f"<!-- table: {name} -->" in text for name in TABLES)
     assert filled(text, rows) == text, f"python benchmarks/tables.py {ROWS.relative_to(ROOT)} {DOCUMENT.relative_to(ROOT)}"
+
+
+MARK = re.compile(r"<!-- rows: (\S+) -->\n((?:\|.*\n)+)")
+PAGES = {path: MARK.findall(path.read_text("utf-8")) for path in sorted(RESULTS.glob("*.md"))}
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip().replace("**", "") for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
+
+
+def test_marked_tables_have_rows_of_the_file_beside_them():
+    """Each row of a table below `<!-- rows: FILE -->` is a row of that file, cell by cell."""
+    assert any(PAGES.values())
+    for page, tables in PAGES.items():
+        for name, table in tables:
+            rows = [json.loads(line) for line in (RESULTS / name).read_text("utf-8").splitlines()]
+            columns, _, *lines = map(cells, table.splitlines())
+            wrong = [
+                line
+                for line in lines
+                if not any(all(row.get(c, "") == v for c, v in zip(columns, line, strict=True)) for row in rows)
+            ]
+            assert not wrong, f"{page.name}: not in {name}: {wrong[:3]}"
+
+
+def test_rows_name_a_run_that_is_described():
+    """Date, machine, versions and command of every row that names a run."""
+    for path in sorted((RESULTS / "figures").glob("*.jsonl")):
+        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        described = {row["run"] for row in rows if row.get("table") == "runs"}
+        assert all({"date", "machine", "versions", "command"} <= set(row) for row in rows if row.get("table") == "runs"), (
+            path.name
+        )
+        if described:
+            assert {row["run"] for row in rows if "run" in row} == described, path.name
