@@ -52,7 +52,7 @@ TABLE = (
     ("class_embed.@", "class_embed.@"),
     ("bbox_embed.**", "bbox_embed.**"),
 )
-SKIPPED: dict[str, str] = {}
+SKIPPED = {"_kp_active_mask": "which keypoints a class has; a model with keypoints has more tensors"}  # rfdetr since 1.8
 # Channels of a head of self-attention and of cross-attention, of every published model.
 SELF_HEAD, CROSS_HEAD = 32, 16
 # (patch size, side of the position table) -> windows along a side, where other models of that patch size have others.
