@@ -479,7 +479,7 @@ def _opened_with(entry: BundleFile, path: Path) -> list[str]:
     Raises:
         SpecError: an ONNX file that is damaged where it names them.
     """
-    if entry.kind in ("openvino", "text-openvino"):
+    if entry.engine is not None and "weights_sha256" in entry.engine.options:
         return [PurePosixPath(entry.path).with_suffix(".bin").name]
     if entry.kind not in _GRAPHS:
         return []

@@ -180,7 +180,7 @@ def _planned(
     if held is not None and grows:
         _check_addition(held, precision, adds=any(job.builder.adds(job.configs) for job in jobs))
     if precision.target == Precision.INT8 and precision.qdq_placement is None:
-        wanted = (job.builder.qdq_placement for job in jobs if job.builder.qdq_placement)
+        wanted = (job.target.placement for job in jobs if job.target.placement)
         precision = replace(precision, qdq_placement=next(wanted, PLACEMENTS[0]))
     source = str(model) if held is None else held.provenance.source
     plan = BuildPlan(source, export, precision, load, from_graph)
@@ -189,8 +189,7 @@ def _planned(
         job.builder.check(job.configs, plan)
     _check_installed(jobs, checkpoint=not from_graph)
     makes = [job for job in jobs if job.makes]
-    limited = [one for job in jobs for one in job.configs if hasattr(one, "sms")]
-    warnings = check_before(precision, limited, alone=not makes)
+    warnings = check_before(precision, alone=not makes)
     if from_graph:
         if held is None:
             check_model_file(Path(model))

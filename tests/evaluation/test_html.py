@@ -20,6 +20,7 @@ from PIL import Image
 from detrt import bundle, graph
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.tensorrt import TensorRTSession
+from detrt.backends.tensorrt.probing import engine_fetch
 from detrt.bundle import Bundle, BundleFile, EngineFacts, Provenance
 from detrt.cli import main
 from detrt.data.matching import ImageMatch, gate_for
@@ -27,7 +28,6 @@ from detrt.data.scenes.scene import draw_scene
 from detrt.errors import DetrtError
 from detrt.evaluation.divergence import Divergence, TensorError, search
 from detrt.evaluation.html import page
-from detrt.evaluation.localize import engine_fetch
 from detrt.evaluation.models import default_reference
 from detrt.evaluation.parity import verify
 from detrt.evaluation.report import VerifyReport

@@ -20,7 +20,6 @@ pytest.importorskip("onnxslim", reason="needs the 'export' extra")
 from checkpoint_folders import save_folder
 
 from detrt import Detector, ExportConfig, export_onnx, graph
-from detrt.backends.base import Backend
 from detrt.backends.compare import unpadded
 from detrt.backends.open import open_session
 from detrt.backends.prompted import PromptedSession
@@ -155,7 +154,7 @@ def test_an_engine_runs_no_more_phrases_than_are_asked_for(model, phrases, runs)
         PHRASE_MASK: [(1, count, 32) for count in (1, 1, phrases)],
         PHRASE_FEATURES: [(1, count, 32, 32) for count in (1, 1, phrases)],
     }
-    facts = replace(model.detector.info, backend=Backend.TENSORRT, profile={name: tuple(shape) for name, shape in shapes.items()})
+    facts = replace(model.detector.info, few_lengths=True, profile={name: tuple(shape) for name, shape in shapes.items()})
     detector = SimpleNamespace(info=facts, inputs=model.detector.inputs, outputs=model.detector.outputs, spec=model.spec)
     engine = PromptedSession(detector, model.tokenizer, model.text_encoder)
     for prompt, count in zip(("a cat", "a cat. dog. red bus", PROMPT), runs, strict=True):

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
 from cli_support import cli, write_images, write_onnx  # noqa: F401 - fixture
 
+from detrt.backends.targets import native_code
 from detrt.bundle import Bundle, BundleFile, EngineFacts
 from detrt.errors import EngineError, SourceError, SpecError
 from detrt.files import sha256_of
@@ -25,41 +26,40 @@ def nobody_consents(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("target", "options", "what"),
+    ("kind", "options", "what"),
     [
-        ("inductor-cpu", {}, MACHINE_CODE),
-        ("inductor-cuda", {"format": "artifact"}, MACHINE_CODE),
-        ("tensorrt", {"plugins": ["/x/libp.so"]}, "the plugin libraries /x/libp.so"),
-        ("tensorrt", {"version_compatible": True}, "TensorRT's own runtime code"),
-        ("tensorrt", {}, ""),
-        ("tensorrt-rtx", {}, ""),
+        ("inductor", {}, MACHINE_CODE),
+        ("inductor", {"format": "artifact"}, MACHINE_CODE),
+        ("engine", {"plugins": ["/x/libp.so"]}, "the plugin libraries /x/libp.so"),
+        ("engine", {"version_compatible": True}, "TensorRT's own runtime code"),
+        ("engine", {}, ""),
         ("openvino", {}, ""),
     ],
 )
-def test_what_holds_native_code(target, options, what, tmp_path):
+def test_what_holds_native_code(kind, options, what, tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"x")
-    assert trust.native_code(target, options) == what
+    assert native_code(kind, EngineFacts("any", "1", (), "fp32", {}, "", options=options)) == what
     if not what:
-        trust.require(path, target, options)
+        trust.require(path, what)
         return
     with pytest.raises(EngineError, match=r"holds native code.*--trust-remote-code.*DETRT_TRUST_REMOTE_CODE=1"):
-        trust.require(path, target, options)
+        trust.require(path, what)
     with trust.allowing(True):
-        trust.require(path, target, options)
+        trust.require(path, what)
     with pytest.raises(EngineError), trust.allowing(False):
-        trust.require(path, target, options)
+        trust.require(path, what)
     trust.remember(path)
-    trust.require(path, target, options)
+    trust.require(path, what)
     path.write_bytes(b"y")  # another content under the same name
     with pytest.raises(EngineError):
-        trust.require(path, target, options)
+        trust.require(path, what)
 
 
 @pytest.mark.parametrize("text", ["1", "true", "YES", "on"])
 def test_the_environment_consents(text, tmp_path, monkeypatch):
     monkeypatch.setenv(trust.VARIABLE, text)
-    trust.require(tmp_path / "none", "inductor-cpu", {})
+    trust.require(tmp_path / "none", MACHINE_CODE)
 
 
 @pytest.mark.parametrize("text", ["", "0", "False", "no"])

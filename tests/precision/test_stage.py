@@ -18,7 +18,7 @@ from precision_graphs import SPEC, images, pixel_model
 from detrt import graph
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.tensorrt import EngineConfig, build_engine
-from detrt.backends.tensorrt.building import check_engine
+from detrt.backends.tensorrt.building import check_capability, check_engine
 from detrt.bundle import Bundle, EngineFacts
 from detrt.errors import EngineError, GateError, GraphError, ImageError
 from detrt.evaluation.parity import verify
@@ -30,7 +30,6 @@ from detrt.pipeline import build
 from detrt.precision import PrecisionConfig, quantize
 from detrt.precision.apply import apply_precision, blank_feeds, calibrate
 from detrt.precision.calibrate import find_images, threshold
-from detrt.precision.capability import check_capability
 from detrt.precision.proof import count_macs
 from detrt.precision.quantize import exclude_halves, fp8_bits, plan_quantization, round_to_precision, stages, weight_scales
 from detrt.precision.rules import Rules

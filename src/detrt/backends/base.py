@@ -40,6 +40,7 @@ from ..spec import (
 from ..text.tokenizer import EncodedPrompt
 
 if TYPE_CHECKING:
+    from ..graph.view import GraphView
     from .gpu.decoder import GpuDecoder
 
 # The run of a shape that is captured as a CUDA graph: a capture takes as long as several runs, so shapes that come once have none.
@@ -92,6 +93,9 @@ class SessionInfo:
         parallel: number of concurrent batches, enqueued with `start`; 1: `run` only.
         text: of a model that takes a prompt and has none bound; None: fixed classes.
         takes_query_images: whether `ImageQueries` are prompts of it.
+        runs_graph: it runs the ONNX graph of `path` as it is, whose tensors can be read by their names.
+        compiled: by its backend from the checkpoint, with a spec of its own.
+        few_lengths: each new combination of input shapes costs time, so that prompts are padded to few lengths.
         notes: for people: why this session was chosen, and its limitations.
     """
 
@@ -112,6 +116,9 @@ class SessionInfo:
     parallel: int = 1
     text: TextSpec | None = None
     takes_query_images: bool = False
+    runs_graph: bool = False
+    compiled: bool = False
+    few_lengths: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -202,6 +209,12 @@ class Session(Protocol):
     def selections(self, feeds: Feeds) -> tuple[Outputs, Choices]:
         """Outputs of a batch, and what the model chose for them. Raises SessionError."""
 
+    def layer_times(self, repeats: int) -> dict[str, float]:
+        """Median milliseconds of each layer in `repeats` runs at the shapes of the last one; {} where the backend has none."""
+
+    def probed(self, view: GraphView, feeds: Feeds) -> Callable[[Sequence[str]], Mapping[str, NDArray]] | None:
+        """A reader of tensors inside of what was built from a graph, by their names there; None: they cannot be read."""
+
     def start(self, feeds: Feeds) -> Outputs | PendingOutputs:
         """Enqueue a batch if `info.parallel` is above 1; else as `run`."""
 
@@ -273,6 +286,14 @@ class BaseSession(ABC):
         """Raise SessionError where a run is given selections that this backend cannot take."""
         if force is not None:
             raise SessionError(f"{self.info.name} cannot be given what to select")
+
+    def layer_times(self, repeats: int) -> dict[str, float]:
+        """Median milliseconds of each layer in `repeats` runs at the shapes of the last one; {} where the backend has none."""
+        return {}
+
+    def probed(self, view: GraphView, feeds: Feeds) -> Callable[[Sequence[str]], Mapping[str, NDArray]] | None:
+        """A reader of tensors inside of what was built from a graph, by their names there; None: they cannot be read."""
+        return None
 
     def start(self, feeds: Feeds) -> Outputs | PendingOutputs:
         return self.run(feeds)

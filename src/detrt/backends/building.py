@@ -107,9 +107,6 @@ def entry_of(folder: Path, name: str, kind: str, facts: EngineFacts | None = Non
 class Builder(ABC):
     """Builds the files of one backend. Its configs are objects of one class, `Target.config`."""
 
-    # Where INT8 is placed for it: "tensorrt" or "cpu"; "": it takes either.
-    qdq_placement = ""
-
     def resolved(self, configs: Sequence[Any], plan: BuildPlan) -> Sequence[Any]:
         """The configs, with what follows from the plan."""
         return configs

@@ -68,13 +68,13 @@ from ..text.postprocess import PHRASES, TEXT_THRESHOLD, decode_tokens, phrase_lo
 from ..text.prompts import ImageQueries, Prompt
 from ..text.prompts import chunks as split_in_chunks
 from ..text.tokenizer import Chunk, ClassChunk, EncodedPrompt, ImageChunk, PromptTokenizer, TokenChunk
-from .base import NO_PROMPT, Backend, BaseSession, Choices, Feeds, ImageRunner, Outputs, PendingOutputs, Session
+from .base import NO_PROMPT, BaseSession, Choices, Feeds, ImageRunner, Outputs, PendingOutputs, Session
 
 CACHE_SIZE = 64  # prompts and tasks; 0.8 MB for 256 tokens, 20 kB for a typical 16 tokens
 NAMES_SIZE = 4096  # class names, of 2 kB each
 
-# TensorRT prepares kernels, and records a CUDA graph, for every new combination of input shapes; prompts are padded
-# to a multiple of this, so that there are at most 16 of them. The masks make it exact. ONNX Runtime has no such cost.
+# Some backends prepare kernels, and record a CUDA graph, for every new combination of input shapes; prompts are padded
+# to a multiple of this, so that there are at most 16 of them. The masks make it exact.
 ENGINE_BUCKET = 16
 
 # Axis of the number of tokens, or of classes, of every text input.
@@ -414,7 +414,7 @@ class _Lengths:
     ) -> None:
         self.low, self.high, self.step = 1, limit, 1
         for session in sessions:
-            if session.info.backend is Backend.TENSORRT:
+            if session.info.few_lengths:
                 self.step = bucket
             profile = session.info.profile
             for info in session.inputs:

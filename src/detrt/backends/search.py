@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,10 @@ class Opener(ABC):
     def encoder_beside(self, path: Path, session: BaseSession, options: SessionOptions) -> BaseSession | None:
         """The text encoder that lies beside a file; None: the ONNX file of it runs."""
         return None
+
+    def measured_on(self, entries: Sequence[BundleFile], devices: Sequence[str]) -> Sequence[str | None]:
+        """The devices on which a benchmark runs it; None: its own. entries: of its files in a bundle. devices: what is asked for."""
+        return [None]
 
     @abstractmethod
     def choose(self, search: FileSearch) -> tuple[BaseSession, BundleFile] | None:

@@ -42,6 +42,10 @@ class Target:
         tuning: arguments of `open_session` that are for it alone. title: its name in messages about them.
         builds: what can be built for it, best first.
         abilities: what `doctor` looks for.
+        native: what native code each of its files holds, in words.
+        placement: where INT8 is placed for it, of `precision.config.PLACEMENTS`; "": it takes any.
+        gpu_names: those of its names that run on a GPU only.
+        sidecar: its files say what they are in a file beside them.
     """
 
     name: str
@@ -59,6 +63,10 @@ class Target:
     title: str = ""
     builds: tuple[Build, ...] = ()
     abilities: tuple[Ability, ...] = ()
+    native: str = ""
+    placement: str = ""
+    gpu_names: tuple[str, ...] = ()
+    sidecar: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:

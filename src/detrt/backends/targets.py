@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ..bundle import Bundle
+from ..bundle import Bundle, EngineFacts
 from ..errors import install_hint
+from ..models import trust
 from ..spec import Precision
 from ..system import PACKAGES, Ability, able
 from . import checkpoint, inductor, onnxruntime, openvino, tensorrt
@@ -22,6 +23,17 @@ def row_of(kind: str) -> Target | None:
 def backend_names() -> tuple[str, ...]:
     """What `open_session` takes as `backend`."""
     return ("auto", *(name for target in (*reversed(TARGETS), CHECKPOINT) for name in target.names))
+
+
+def needs_gpu(backend: str) -> bool:
+    """Whether a backend, as `open_session` takes it, runs on a GPU only."""
+    return any(backend in target.gpu_names for target in TARGETS)
+
+
+def native_code(kind: str, facts: EngineFacts) -> str:
+    """What native code a file of a kind has the machine run, in words; "" for none."""
+    row = row_of(kind)
+    return (row.native if row is not None else "") or trust.native_code(facts.options)
 
 
 def abilities() -> list[Ability]:

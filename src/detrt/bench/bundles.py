@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ..backends.base import Session
-from ..backends.open import kind_of, load_options_for, open_session
+from ..backends.open import BUNDLE, kind_of, load_options_for, open_session
 from ..backends.prompted import unbound
-from ..bundle import Bundle, EngineFacts
+from ..backends.targets import GRAPH, TARGETS
+from ..bundle import Bundle
 from ..data.preprocess import check_size
 from ..errors import DetrtError, EngineError, MissingPackageError, SessionError
 from ..models.load import LoadOptions
@@ -71,31 +72,19 @@ def targets_of(ref: str, config: BenchConfig) -> list[RunTarget]:
         SessionError: the model has none of the backends that are wanted.
     """
     kind = kind_of(ref)
-    packages: set[str | None] = {None}
-    if kind == "bundle":
-        bundle = Bundle.open(Path(ref))
-        entries = {"tensorrt": "engine", "inductor": "inductor", "openvino": "openvino", "onnxruntime": "onnx"}
-        present = [backend for backend, entry in entries.items() if bundle.of_kind(entry)]
-        packages = {_package_device(entry.engine) for entry in bundle.of_kind("inductor")}
-    else:
-        present = [{"onnx": "onnxruntime", "engine": "tensorrt"}.get(kind, kind)]
-    wanted = [backend for backend in present if not config.backends or backend in config.backends]
+    bundle = Bundle.open(Path(ref)) if kind == BUNDLE else None
+    present = [row for row in TARGETS if (bundle.of_kind(row.kind) if bundle is not None else row.kind == kind)]
+    wanted = [row for row in present if not config.backends or row.name in config.backends]
     if not wanted:
-        has = ", ".join(present) or "no model"
+        has = ", ".join(row.name for row in present) or "no model"
         raise SessionError(f"nothing of '{ref}' runs with {', '.join(config.backends)}; it has {has}")
-    targets: list[RunTarget] = []
-    for backend in wanted:
-        if backend == "onnxruntime":
-            targets += [RunTarget(backend, device=provider) for provider in config.providers or _providers()]
-        elif backend == "openvino":
-            targets.append(RunTarget(backend))
-        elif backend == "tensorrt":
-            gpus = [device for device in config.devices if device.startswith("cuda")]
-            targets += [RunTarget(backend, device=gpu) for gpu in gpus] if config.devices else [RunTarget(backend)]
-        else:
-            devices = config.devices or sorted(packages, key=lambda device: device == "cpu")
-            targets += [RunTarget(backend, device=device) for device in devices]
-    return targets
+    return [
+        RunTarget(row.name, device)
+        for row in wanted
+        for device in row.opened_by().measured_on(
+            bundle.of_kind(row.kind) if bundle is not None else (), config.providers if row is GRAPH else config.devices
+        )
+    ]
 
 
 def build_seconds(ref: str, session: Session, size_hw: tuple[int, int]) -> float | None:
@@ -106,7 +95,7 @@ def build_seconds(ref: str, session: Session, size_hw: tuple[int, int]) -> float
     facts = session.info.facts_by_size.get(size_hw, session.info.facts)
     if facts is not None:
         return round(facts.build_seconds, 3)
-    if kind_of(ref) != "bundle":
+    if kind_of(ref) != BUNDLE:
         return None
     seconds = Bundle.open(Path(ref)).provenance.options.get("seconds", {})
     stages = [took for stage, took in seconds.items() if stage == "export" or stage.startswith("precision")]
@@ -236,12 +225,12 @@ def _parts(ref: str, session: Session, row: Row, feeds: Any, config: BenchConfig
 def _onnx_of(ref: str) -> Path | None:
     """The graph of a bundle or of an ONNX file."""
     kind = kind_of(ref)
-    if kind == "onnx":
+    if kind == GRAPH.kind:
         return Path(ref)
-    if kind != "bundle":
+    if kind != BUNDLE:
         return None
     bundle = Bundle.open(Path(ref))
-    files = [file for file in bundle.of_kind("onnx") if not Path(file.path).name.startswith("text")]
+    files = [file for file in bundle.of_kind(GRAPH.kind) if not Path(file.path).name.startswith("text")]
     return bundle.path_of(files[0]) if files else None
 
 
@@ -261,13 +250,3 @@ def _own_size(session: Session) -> tuple[int, int]:
     if all(isinstance(side, int) for side in shape):
         return int(shape[0]), int(shape[1])
     return session.spec.input.size_hw
-
-
-def _package_device(facts: EngineFacts | None) -> str | None:
-    return None if facts is None else facts.target.removeprefix("inductor-")
-
-
-def _providers() -> tuple[str, ...]:
-    from ..backends.onnxruntime.session import available_providers
-
-    return tuple(p for p in ("cpu", "cuda") if p in available_providers())

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ..backends.targets import GRAPH, TARGETS
 from ..errors import DetrtError
 from ..models.load import LoadOptions
 from ..spec import LARGEST_SIDE
 
 SCOPES = ("kernel", "forward", "end_to_end")
-BACKENDS = ("onnxruntime", "openvino", "inductor", "tensorrt")
+BACKENDS = tuple(target.name for target in reversed(TARGETS))
 CHECKPOINTS, BUNDLES = "checkpoints", "bundles"
 
 
@@ -92,7 +93,7 @@ class BenchConfig:
                 names = ", ".join(allowed).replace("_", "-")
                 raise DetrtError(f"{flag} must be of {names}; got {', '.join(unknown)}")
         for flag, given, allowed in (
-            ("--provider", self.providers, ("cpu", "cuda", "tensorrt")),
+            ("--provider", self.providers, GRAPH.devices),
             ("--device", self.devices, ("cpu", "cuda")),
         ):
             for one in given:
@@ -111,13 +112,13 @@ class BenchConfig:
             raise DetrtError("--compile times the checkpoint under torch.compile; give it with --against")
         if self.parts and self.scopes and "forward" not in self.scopes:
             raise DetrtError("--parts compares with the forward time; add forward to --scopes, or leave --parts out")
-        if self.providers and self.backends and "onnxruntime" not in self.backends:
+        if self.providers and self.backends and GRAPH.name not in self.backends:
             raise DetrtError(
-                "--provider chooses for ONNX Runtime, which is not in --backends; add onnxruntime, or leave --provider out"
+                f"--provider chooses for {GRAPH.title}, which is not in --backends; add {GRAPH.name}, or leave --provider out"
             )
-        if self.devices and self.backends == ("onnxruntime",) and not self.against:
+        if self.devices and self.backends == (GRAPH.name,) and not self.against:
             raise DetrtError(
-                "--device chooses for packages, engines and --against, and --backends names onnxruntime alone; give --provider, or "
+                f"--device chooses for packages, engines and --against, and --backends names {GRAPH.name} alone; give --provider, or "
                 "leave --device out"
             )
 

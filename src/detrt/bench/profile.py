@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.base import Backend, Feeds, Session
+from ..backends.base import Feeds, Session
 from ..errors import SessionError
 from ..system import CPU
 
@@ -134,24 +134,21 @@ CEILING_SIDE, CEILING_BYTES = 2048, 256 << 20
 
 
 def measure_parts(session: Session, onnx: Path | None, feeds: Feeds, threads: int | None, forward_ms: float) -> dict[str, Any]:
-    """{"modules", "kinds": name -> fraction of the time, the largest first; "layers": name -> milliseconds, of TensorRT engines;
+    """{"modules", "kinds": name -> fraction of the time, the largest first; "layers": name -> milliseconds, where the backend tells them;
     "roofline": see `roofline`, or None}.
 
     onnx: the graph of the session's model, None where there is none. forward_ms: median latency at these feeds.
     """
     on_gpu = session.info.device != CPU
-    if session.info.backend is Backend.ONNXRUNTIME and not on_gpu and onnx is not None:
+    if session.info.runs_graph and not on_gpu and onnx is not None:
         modules, kinds = _by_onnxruntime(onnx, feeds, threads)
     else:
         modules, kinds = {}, _by_profiler(lambda: session.run(feeds), on_gpu)
-    layers: dict[str, float] = {}
-    facts = session.info.facts
-    # TensorRT-RTX has no times of layers.
-    if session.info.backend is Backend.TENSORRT and facts is not None and facts.target == "tensorrt":
+    session.run(feeds)
+    layers = session.layer_times(RUNS)
+    if layers:
         from ..graph.names import module_path
 
-        session.run(feeds)
-        layers = session.layer_times(RUNS)
         for name, took in layers.items():
             path = ".".join(module_path(name.split(" + ")[0]).split(".")[:DEPTH])
             modules[path or "fused nodes"] = modules.get(path or "fused nodes", 0.0) + took

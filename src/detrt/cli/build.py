@@ -257,7 +257,7 @@ def export(
     if size.fixed is None and (size.size or size.height is not None):
         raise DetrtError("an ONNX graph has one size or a symbolic one: give one number, or leave --height and --width out")
     config = _export_config(size, export)
-    warnings = check_before(precision, ())
+    warnings = check_before(precision)
     path = output if output.suffix == ".onnx" else output / "model.onnx"
     files.check_place(path)
     if path.is_file() and os.path.realpath(path) == os.path.realpath(model):

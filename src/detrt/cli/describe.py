@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..backends.open import kind_of, refuse_load_options
+from ..backends.targets import native_code, row_of
 from ..bundle import Bundle, EngineFacts, read_sidecar
 from ..class_names import shared_names
 from ..data.preprocess import preprocessing_words
@@ -33,7 +34,7 @@ def describe(ref: str, load: LoadOptions | None = None) -> dict[str, Any]:
             row: dict[str, Any] = {"path": entry.path, "kind": entry.kind, "bytes": entry.size, "present": path.is_file()}
             if entry.engine is not None:
                 row["engine"] = engine_facts(entry.engine)
-                if what := trust.native_code(entry.engine.target, entry.engine.options):
+                if what := native_code(entry.kind, entry.engine):
                     native.append(f"{entry.path}: {what}, {_consent(path)}")
             entries.append(row)
         origin = bundle.provenance
@@ -53,17 +54,13 @@ def describe(ref: str, load: LoadOptions | None = None) -> dict[str, Any]:
             **({"holds_native_code": native} if native else {}),
             "files": entries,
         }
-    if kind in ("engine", "inductor", "openvino"):
+    if (row := row_of(kind)) is not None and row.sidecar:
         spec, facts = read_sidecar(Path(ref))
         return {
             "kind": kind,
             **spec_facts(spec),
             **engine_facts(facts),
-            **(
-                {"holds_native_code": f"{what}, {_consent(Path(ref))}"}
-                if (what := trust.native_code(facts.target, facts.options))
-                else {}
-            ),
+            **({"holds_native_code": f"{what}, {_consent(Path(ref))}"} if (what := native_code(kind, facts)) else {}),
         }
     if kind == "onnx":
         return {"kind": kind, **_onnx_facts(Path(ref), load)}
@@ -108,7 +105,7 @@ def engine_facts(facts: EngineFacts) -> dict[str, Any]:
     """What an engine was built for and what it needs, as JSON-ready values."""
     return {
         "target": facts.target,
-        ("tensorrt" if facts.target.startswith("tensorrt") else "version"): facts.runtime_version,
+        "version": facts.runtime_version,
         "compute_capabilities": list(facts.compute_capabilities),
         "precision": facts.precision,
         "layers": facts.layers,

@@ -1,29 +1,24 @@
 """Localisation of a failed comparison: the input that shows it, and the search over graphs, modules or engines.
 
 Graphs from the same exporter are compared by tensor names (`divergence.search`). Graphs with other tensor names are compared with
-PyTorch by the outputs of modules. Intermediate tensors of an engine are read from engines that are built again with extra outputs,
-on the GPU that runs it.
+PyTorch by the outputs of modules. Intermediate tensors of an engine are read as its backend can (`Session.probed`).
 """
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.base import Backend, Feeds, Session
+from ..backends.base import Feeds, Session
 from ..backends.compare import difference
 from ..backends.prompted import detector_of, with_text
-from ..backends.tensorrt import EngineConfig, TensorRTSession, build_engine
-from ..bundle import EngineFacts
 from ..data.preprocess import group_by_size, preprocess
 from ..errors import DetrtError, GraphError
-from ..spec import PIXEL_VALUES, ModelSpec, Precision
+from ..spec import ModelSpec, Precision
 from ..system import CountProgress
 from .batching import slot_feeds
 from .divergence import Divergence, LayerError, TensorError, comparable, onnx_fetch, search
@@ -84,36 +79,25 @@ def _search(
     precision = report.precision
     fraction = len(comparable(view, reference)) / max(1, len(view.tensors()))
     if fraction < _MIN_COMMON_NAMES:
-        if ref.source is None or cand.session.info.backend is not Backend.ONNXRUNTIME:
+        if ref.source is None or not cand.session.info.runs_graph:
             return None, [f"no divergence search: only {fraction:.0%} of the tensors have a name that the reference has"]
 
         return search_modules(view, cand.session, ref.session, spec, feeds, precision=precision), notes
     result = search(view, reference, spec, feeds, precision=precision, against=against, original=view_of(cand.graph))
-    if cand.session.info.backend is Backend.ONNXRUNTIME:
+    if cand.session.info.runs_graph:
         return result, notes
     if result.first is not None and result.first.error > report.gate.tensor:
         return result, [f"found in the graph, so what {cand.session.info.name} makes of it is not the cause"]
-    if cand.session.info.backend is not Backend.TENSORRT:
+    fetch = cand.session.probed(view, feeds)
+    if fetch is None:
         return result, [f"the graph agrees with the reference, so {cand.session.info.name} differs, whose tensors cannot be read"]
     say("building probe engines")
-    return _search_engine(report, cand, view, reference, feeds, against)
-
-
-def _search_engine(
-    report: VerifyReport, cand: Side, view: GraphView, reference: GraphView, feeds: Feeds, against: str
-) -> tuple[Divergence, list[str]]:
-
-    session = cand.session
-    fetch = engine_fetch(
-        view,
-        session.spec,
-        feeds,
-        session.info.facts,  # type: ignore[arg-type]  # an engine has them
-        compute_capability=session.info.compute_capability,
-    )
-    result = search(view, reference, session.spec, feeds, precision=report.precision, fetch=fetch, against=against)
+    result = search(view, reference, spec, feeds, precision=report.precision, fetch=fetch, against=against)
     return result, ["the graph agrees with the reference, so the engine differs", CAVEAT]
 
+
+# Extra outputs prevent fusions across them.
+CAVEAT = "read from engines built again with extra outputs; a fault that needs a fusion may not show in them"
 
 _CHUNK = 32  # modules whose outputs are in memory at the same time
 _WRAPPER = "/model"
@@ -240,53 +224,3 @@ def _result(view: GraphView | None, result: dict[str, tuple[float, str, str]], m
         roots.append(TensorError(tensor, name, kind, path, float(np.float64(error)), error_before, order[path], text))
     notes = ("compared by outputs of modules, not of operators",)
     return Divergence("PyTorch", len(result), metric, limit, roots[0] if roots else None, tuple(roots), layers, notes)
-
-
-# Extra outputs prevent fusions across them.
-CAVEAT = "read from engines built again with extra outputs; a fault that needs a fusion may not show in them"
-
-
-def engine_fetch(
-    view: GraphView,
-    spec: ModelSpec,
-    feeds: Feeds,
-    facts: EngineFacts,
-    *,
-    compute_capability: int | None = None,
-    build: Callable[..., Any] = build_engine,
-    open_engine: Callable[[Path], Any] = TensorRTSession,
-) -> Callable[[Sequence[str]], Mapping[str, NDArray]]:
-    """A reader of intermediate tensors of an engine, for `divergence.search`; each call builds one engine.
-
-    view: the graph of the engine. build, open_engine: replaced in tests.
-
-    Raises (when called):
-        EngineError: the build fails, or there is no GPU.
-    """
-    from .. import graph
-    from ..graph.probe import probe
-
-    batch, _, height, width = feeds[PIXEL_VALUES].shape
-    config = EngineConfig(
-        target=facts.target,
-        sms=(compute_capability,) if compute_capability and facts.target == "tensorrt-rtx" else (),
-        batch=(batch,) * 3,
-        height=(height,) * 3 if spec.input.dynamic else None,
-        width=(width,) * 3 if spec.input.dynamic else None,
-        tf32=bool(facts.options.get("tf32")),
-    )
-
-    def fetch(names: Sequence[str]) -> dict[str, NDArray]:
-        model, output_names = probe(view, names)
-        with tempfile.TemporaryDirectory(prefix="detrt-probe-") as folder:
-            onnx_path, engine_path = Path(folder) / "probe.onnx", Path(folder) / "probe.engine"
-            graph.save(model, onnx_path)
-            build(onnx_path, engine_path, config, spec)
-            session = open_engine(engine_path)
-            try:
-                outputs = session.run(feeds)
-            finally:
-                session.close()
-        return {name: outputs[output] for name, output in output_names.items()}
-
-    return fetch

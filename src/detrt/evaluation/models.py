@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
-from ..backends.base import Backend, Session
+from ..backends.base import Session
 from ..backends.open import kind_of, open_session
 from ..backends.prompted import detector_of, model_spec
 from ..bundle import MANIFEST, Bundle
@@ -148,7 +148,7 @@ def ask(side: Side, prompt: str | Sequence[str] | Prompt | None, task: str = "")
 
 def is_onnx_on_cpu(session: Session) -> bool:
     """Whether ONNX Runtime runs a model on the CPU, where it may compute 16-bit values in FP32."""
-    return session.info.backend is Backend.ONNXRUNTIME and session.info.device == CPU
+    return session.info.runs_graph and session.info.device == CPU
 
 
 def run_view(side: Side) -> GraphView:
@@ -306,7 +306,7 @@ def _graph_of(session: Session) -> Path | None:
     path, facts = info.path, info.facts
     if path is None:
         return None
-    if info.backend is Backend.ONNXRUNTIME:
+    if info.runs_graph:
         return path
     if facts is None or not (path.parent / MANIFEST).is_file():
         return None

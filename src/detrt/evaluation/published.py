@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.base import Backend, Session
+from ..backends.base import Session
 from ..backends.prompted import unbound
 from ..data.matching import Gate, match, match_pairs
 from ..data.preprocess import preprocessing_words
@@ -47,8 +47,8 @@ def with_published(
         return replace(report, notes=(*report.notes, why_not))
     done = PublishedMatch(type(processor).__name__, PIXEL_TOLERANCE)
     own, given = source.spec, cand.session.spec
-    expected = own if cand.session.info.backend is Backend.INDUCTOR else exported_spec(source, config_like(cand))
-    if _pixels_differ(expected.input, given.input) and cand.session.info.backend is not Backend.INDUCTOR:
+    expected = own if cand.session.info.compiled else exported_spec(source, config_like(cand))
+    if _pixels_differ(expected.input, given.input) and not cand.session.info.compiled:
         difference = (
             f"the candidate's preprocessing is {preprocessing_words(given.input)}; by its checkpoint and the options of its build it "
             f"is {preprocessing_words(expected.input)}; if it was stated, give the same --resize or --preprocess"

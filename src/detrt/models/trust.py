@@ -41,10 +41,8 @@ def is_allowed() -> bool:
     return _allowed.get() or text in _YES
 
 
-def native_code(target: str, options: Mapping[str, Any]) -> str:
-    """What native code a file with these facts has the machine run, in words; "" for none. target, options: of `EngineFacts`."""
-    if target.startswith("inductor"):
-        return "machine code of PyTorch's compiler"
+def native_code(options: Mapping[str, Any]) -> str:
+    """What native code an engine has the machine run, in words; "" for none. options: of `EngineFacts`."""
     if plugins := options.get("plugins"):
         return f"the plugin libraries {', '.join(map(str, plugins))}"
     return "TensorRT's own runtime code" if options.get("version_compatible") else ""
@@ -65,9 +63,8 @@ def is_built_here(path: Path) -> bool:
     return folder is not None and (folder / files.sha256_of(path)).is_file()
 
 
-def require(path: Path, target: str, options: Mapping[str, Any]) -> None:
-    """Raise EngineError for a file whose native code nobody consented to; target, options: of its facts."""
-    what = native_code(target, options)
+def require(path: Path, what: str) -> None:
+    """Raise EngineError for a file whose native code nobody consented to. what: that code in words; "" for none."""
     if what and not is_allowed() and not is_built_here(path):
         raise EngineError(
             f"'{path}' holds native code ({what}), and was not built by this user on this machine; where you trust whoever built it, add "

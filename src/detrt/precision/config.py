@@ -7,13 +7,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ..backends.targets import TARGETS
 from ..errors import GraphError, check_one_of
 from ..spec import Precision
 
 PRECISIONS = (*Precision, "auto")
 METHODS = ("auto", "entropy", "percentile", "mse", "minmax")
 BUDGETS = ("ap", "drift")
-PLACEMENTS = ("tensorrt", "cpu")
+PLACEMENTS = tuple(dict.fromkeys(target.placement for target in TARGETS if target.placement))
 RANGES, SEARCH_PLOT, SEARCH_STATE = "ranges.json", "search.svg", "search.json"  # files of the stage
 EIGHT_BITS = tuple(kind for kind in Precision if kind.quantized)
 BELOW_FP32 = (*(kind for kind in Precision if kind.bits < 32), "auto")

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..backends.onnxruntime.rtx import BACKEND as RTX
 from ..backends.openvino.config import OpenVinoRun
+from ..backends.targets import TARGETS, backend_names, needs_gpu
 from ..data.images import FAST_FORMATS, MAX_PIXELS, parse_image_formats
 from ..errors import SessionError
 from ..models.load import LoadOptions
@@ -183,8 +183,6 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if not self.models:
             raise SessionError("there is no model to serve; give a bundle folder: detrt serve BUNDLE")
-        from ..backends.targets import backend_names
-
         if self.backend not in (backends := backend_names()):
             raise SessionError(f"--backend must be one of {', '.join(backends)}; got {self.backend!r}")
         names = [model.name for model in self.models]
@@ -221,7 +219,7 @@ class ServeConfig:
         if self.image_decoder not in IMAGE_DECODERS:
             raise SessionError(f"--image-decoder must be {' or '.join(IMAGE_DECODERS)}; got {self.image_decoder!r}")
         if not self.devices:
-            object.__setattr__(self, "devices", ("cuda:0",) if self.backend in ("tensorrt", RTX) else (CPU,))
+            object.__setattr__(self, "devices", ("cuda:0",) if needs_gpu(self.backend) else (CPU,))
         if self.api_key is not None and not re.fullmatch(r"[\x21-\x7e]{8,512}", self.api_key):
             raise SessionError("an API key must have 8 to 512 printable ASCII characters without spaces; make another one")
 
@@ -257,6 +255,7 @@ def named_models(references: Sequence[str]) -> tuple[ServedModel, ...]:
     Raises:
         SessionError: a name that is not allowed in a URL.
     """
+    suffixes = [suffix for target in TARGETS for suffix in target.suffixes]
     models = []
     for text in references:
         name, equals, ref = text.partition("=")
@@ -265,7 +264,7 @@ def named_models(references: Sequence[str]) -> tuple[ServedModel, ...]:
             scheme, colon, rest = text.partition(":")
             plain = rest if colon and "/" not in scheme else text
             path = Path(os.path.abspath(plain))
-            name = path.stem if path.suffix.lower() in (".onnx", ".engine", ".plan") else path.name
+            name = path.stem if path.suffix.lower() in suffixes else path.name
         if not ref:
             raise SessionError(f"'{text}' names no model; write NAME=BUNDLE")
         if not _NAME.fullmatch(name):

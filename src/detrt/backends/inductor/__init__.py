@@ -2,6 +2,7 @@
 
 from ...system import Ability
 from ..target import Build, Target
+from .config import NATIVE
 
 # On a CPU OpenVINO and ONNX Runtime are as fast, and need no compiler.
 _HERE = Ability("build and run compiled packages on a GPU", ("torch", "transformers"), on_gpu=True)
@@ -18,4 +19,6 @@ TARGET = Target(
     title="PyTorch's compiler",
     builds=(Build("inductor", _HERE, device="cuda", from_checkpoint=True),),
     abilities=(_HERE,),
+    native=NATIVE,
+    sidecar=True,
 )

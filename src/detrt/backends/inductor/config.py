@@ -11,6 +11,7 @@ from ...spec import LARGEST_SIDE, Precision, TextSpec
 from ..tensorrt.config import LARGEST_BATCH, Triple
 
 TARGET = "inductor"
+NATIVE = "machine code of PyTorch's compiler"
 DEVICES = ("cpu", "cuda")
 TUNES = ("default", "max")
 FORMS = ("auto", "aoti", "artifact")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ...bundle import BundleFile
 from ...errors import DetrtError, EngineError, MissingPackageError, SessionError
+from ...system import CPU
 from ..base import BaseSession
 from ..search import FileSearch, Opener, SessionOptions
 from .session import InductorSession, SizedSession
@@ -16,6 +18,11 @@ class PackageOpener(Opener):
 
     def open_file(self, path: Path, options: SessionOptions) -> BaseSession:
         return InductorSession(path, device=options.device)
+
+    def measured_on(self, entries: Sequence[BundleFile], devices: Sequence[str]) -> Sequence[str | None]:
+        """The kinds of device that packages were compiled for, GPUs first; of a file alone its own."""
+        own = {None if entry.engine is None else entry.engine.target.removeprefix("inductor-") for entry in entries} or {None}
+        return devices or sorted(own, key=lambda device: device == CPU)
 
     def choose(self, search: FileSearch) -> tuple[BaseSession, BundleFile] | None:
         """The packages of the first kind of device that run here, those of a GPU first."""

@@ -16,6 +16,7 @@ from ...errors import EngineError, MissingPackageError, SessionError, one_line
 from ...models import trust
 from ...spec import PIXEL_VALUES, ModelSpec, TensorInfo
 from ..base import Backend, BaseSession, Choices, Feeds, ImageRunner, Outputs, PendingOutputs, SessionInfo, check_feeds
+from .config import NATIVE
 
 if TYPE_CHECKING:
     from ..gpu.decoder import GpuDecoder
@@ -56,7 +57,7 @@ class InductorSession(BaseSession):
             raise MissingPackageError("torch", "export", f"running '{path.name}'") from None
         from .package import load_package
 
-        trust.require(path, facts.target, facts.options)
+        trust.require(path, NATIVE)
         self._torch, self.path, self.spec, self.facts = torch, path, spec, facts
         kind = facts.target.removeprefix("inductor-")
         self._device = _device(torch, kind, device, path.name)
@@ -74,6 +75,7 @@ class InductorSession(BaseSession):
             min_batch=first["min"][0],
             max_batch=first["max"][0],
             facts=facts,
+            compiled=True,
         )
         graphs = graphs and self._device.type == "cuda"
         try:

@@ -16,4 +16,5 @@ TARGET = Target(
     takes_spec=True,
     title="ONNX Runtime",
     builds=(Build("onnx"),),
+    gpu_names=("onnxruntime-rtx",),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ...bundle import BundleFile
@@ -11,7 +12,7 @@ from ...system import CPU
 from ..base import BaseSession
 from ..search import FileSearch, Opener, SessionOptions, only, refuse_reading
 from .rtx import BACKEND as RTX
-from .session import NoSpecError, OnnxSession, run_graph
+from .session import NoSpecError, OnnxSession, available_providers, run_graph
 
 
 class OnnxOpener(Opener):
@@ -45,6 +46,10 @@ class OnnxOpener(Opener):
         text = session.spec.text
         assert text is not None
         return _open_part(path.parent / text.encoder, session.spec, options, provider_of(options))
+
+    def measured_on(self, entries: Sequence[BundleFile], devices: Sequence[str]) -> Sequence[str | None]:
+        """The CPU, and the GPU where this build of ONNX Runtime has one."""
+        return devices or [name for name in (CPU, "cuda") if name in available_providers()]
 
     def choose(self, search: FileSearch) -> tuple[BaseSession, BundleFile] | None:
         bundle, options = search.bundle, search.options

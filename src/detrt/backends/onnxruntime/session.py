@@ -139,6 +139,7 @@ class OnnxSession(BaseSession):
             tuple(map(_tensor_info, session.get_inputs())),
             tuple(map(_tensor_info, session.get_outputs())),
             path=self.path,
+            runs_graph=True,
             notes=self._notes,
         )
         self.spec = spec or self._find_spec(None if isinstance(model, bytes) else Path(model))

@@ -18,4 +18,6 @@ TARGET = Target(
     title="OpenVINO",
     builds=(Build("openvino", _HERE),),
     abilities=(_HERE,),
+    sidecar=True,
+    placement="cpu",
 )

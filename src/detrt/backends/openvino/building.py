@@ -15,8 +15,6 @@ from .config import OpenVinoConfig, model_name
 class OpenVinoBuilder(Builder):
     """Builds the OpenVINO model of the detector, and the one of its text encoder."""
 
-    qdq_placement = "cpu"
-
     def check(self, configs: Sequence[OpenVinoConfig], plan: BuildPlan) -> None:
         if len(configs) > 1:
             raise EngineError("a bundle has one OpenVINO model, which takes every size; give one config")

@@ -40,6 +40,9 @@ TARGET = Target(
         _RUN_RTX,
         _TENSORRT,
     ),
+    sidecar=True,
+    placement="tensorrt",
+    gpu_names=("tensorrt",),
 )
 
 __all__ = ["TARGET", "BuiltEngine", "EngineConfig", "TensorRTSession", "build_engine"]

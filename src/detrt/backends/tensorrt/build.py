@@ -121,7 +121,7 @@ def build_engine(
         # An engine without a sidecar cannot be opened, so it must not stay behind.
         output.unlink(missing_ok=True)
         raise
-    if trust.native_code(facts.target, facts.options):
+    if trust.native_code(facts.options):
         trust.remember(output)
     if progress:
         progress(1.0, "done")

@@ -24,8 +24,6 @@ LEAST_INT8_KERNELS = 0.5
 class EngineBuilder(Builder):
     """Builds engines, and that of the text encoder beside each."""
 
-    qdq_placement = "tensorrt"
-
     def resolved(self, configs: Sequence[EngineConfig], plan: BuildPlan) -> Sequence[EngineConfig]:
         return [replace(config, tf32=True) for config in configs] if plan.precision.precision == Precision.TF32 else configs
 
@@ -33,6 +31,9 @@ class EngineBuilder(Builder):
         for config in configs:
             check_sms(config)
         _check_engines(configs, plan)
+        precision = plan.precision.target
+        if plan.precision.precision == Precision.TF32 or precision != Precision.FP32:
+            check_capability(Precision.TF32 if plan.precision.precision == Precision.TF32 else precision, configs)
         _check_placement(plan.precision.qdq_placement)
         if not plan.from_graph:
             _check_accept_slower(configs, plan.precision.target)
@@ -200,6 +201,30 @@ def engine_verdict(facts: EngineFacts) -> str:
 def engine_name(config: EngineConfig, precision: str = "fp32") -> str:
     """The precision is part of the name, except for FP32."""
     return f"model.{config.label}{'' if precision == 'fp32' else '.' + precision}.engine"
+
+
+def check_capability(precision: Precision, engines: Sequence[EngineConfig]) -> None:
+    """Raise for engines that cannot run a precision.
+
+    Raises:
+        EngineError: a compute capability, or a library, without the precision.
+    """
+    for config in engines:
+        if config.target == "tensorrt-rtx" and precision == Precision.INT8:
+            raise EngineError(
+                "TensorRT-RTX has INT8 for the weights of matmuls only, by NVIDIA's documentation, and detrt's INT8 graphs quantize "
+                "convolutions and activations: version 1.6 fails on them. Choose --precision fp8 (compute capability 89 and newer) or "
+                "fp16, or --target tensorrt"
+            )
+        lacking = [sm for sm in config.sms if sm < precision.min_compute_capability]
+        if lacking:
+            capable = [str(sm) for sm in config.sms if sm not in lacking]
+            alternatives = [name for name in (Precision.FP16, Precision.BF16) if min(config.sms) >= name.min_compute_capability]
+            advice = f"--sm {','.join(capable)}, or " if capable else ""
+            raise EngineError(
+                f"{precision} does not run on compute capability {', '.join(map(str, lacking))} "
+                f"(it needs {precision.min_compute_capability} or newer); choose {advice}--precision {' or '.join(alternatives)}"
+            )
 
 
 def _check_placement(qdq_placement: str | None) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ...bundle import BundleFile, text_encoder_beside
 from ...errors import DetrtError, EngineError, MissingPackageError, SessionError
 from ...system import CPU
 from ..base import BaseSession
-from ..first_opening import check_first_opening
 from ..search import FileSearch, Opener, SessionOptions
+from .first_opening import check_first_opening
 
 
 def open_engine(path: Path, device: str | None = None, *, eager_kernels: bool = False) -> BaseSession:
@@ -30,6 +31,9 @@ class EngineOpener(Opener):
     def encoder_beside(self, path: Path, session: BaseSession, options: SessionOptions) -> BaseSession | None:
         encoder = text_encoder_beside(path)
         return open_engine(encoder, options.device) if encoder != path and encoder.is_file() else None
+
+    def measured_on(self, entries: Sequence[BundleFile], devices: Sequence[str]) -> Sequence[str | None]:
+        return [device for device in devices if device.startswith("cuda")] if devices else [None]
 
     def choose(self, search: FileSearch) -> tuple[BaseSession, BundleFile] | None:
         options = search.options

@@ -12,7 +12,7 @@ import statistics
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,6 +33,9 @@ from .profile import axis_names, check_shapes
 from .versions import same_version, version_tuple
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ...graph.view import GraphView
     from ..gpu.runner import GpuRunner
 
 SPECIALIZATIONS = ("lazy", "eager", "none")
@@ -123,6 +126,7 @@ class TensorRTSession(BaseSession):
             facts=self.facts,
             gpu_name=gpu_name,
             compute_capability=capability,
+            few_lengths=True,
         )
         self.graph_note = "" if cuda_graph else "switched off"
         self._cache_path = None if runtime_cache is None else Path(runtime_cache)
@@ -292,6 +296,13 @@ class TensorRTSession(BaseSession):
                 times.append((time.perf_counter() - start) * 1e3)
                 plan.runs += 1
             return times
+
+    def probed(self, view: GraphView, feeds: Feeds) -> Callable[[Sequence[str]], Mapping[str, NDArray]]:
+        from .probing import engine_fetch
+
+        return engine_fetch(
+            view, self.spec, feeds, self.facts, compute_capability=self.info.compute_capability, open_engine=TensorRTSession
+        )
 
     def layer_times(self, repeats: int) -> dict[str, float]:
         """Median milliseconds of each layer in `repeats` runs at the shapes of the last one, in the engine's order.
@@ -697,7 +708,7 @@ def deserialize(path: Path, facts: EngineFacts, trt: Trt, runtime: Any) -> Any:
     """
     # Libraries that the user names are those of the user.
     plugins = () if os.environ.get("DETRT_PLUGINS") else facts.options.get("plugins")
-    trust.require(path, facts.target, {**facts.options, "plugins": plugins})
+    trust.require(path, trust.native_code({**facts.options, "plugins": plugins}))
     if not trt.is_rtx:
         trt.load_plugins(plugins_of(facts))
     if facts.options.get("version_compatible"):

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .. import files
-from ..bundle import Bundle, BundleFile
-from ..errors import GateError, MissingPackageError, OutputError, SessionError, SpecError
-from .base import BaseSession
-from .engine_check import compare_sessions, shapes_of
-from .prompted import detector_of
+from ... import files
+from ...bundle import Bundle, BundleFile
+from ...errors import GateError, MissingPackageError, OutputError, SessionError, SpecError
+from ..base import BaseSession
+from ..engine_check import compare_sessions, shapes_of
+from ..prompted import detector_of
 
 FIRST_SECONDS = 10.0  # after which no further scenes are run: the session opens only then
 
@@ -42,7 +42,7 @@ def check_first_opening(session: BaseSession, bundle: Bundle, entry: BundleFile,
     built = bundle.provenance.options.get("engine_checks", {}).get(entry.path, {})
     if (built.get("engine_sha256"), built.get("gpu")) == (entry.sha256, info.gpu_name):
         return
-    from .tensorrt.session import default_runtime_cache
+    from .session import default_runtime_cache
 
     kernels = default_runtime_cache(info.path, facts, info.gpu_name)
     if kernels is None:
