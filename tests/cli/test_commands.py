@@ -16,9 +16,10 @@ import pytest
 pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
 from cli_support import COMMAND, cli, place, run_process, write_onnx  # noqa: F401 - fixtures
 from onnx_models import make_spec
+from random_rows import FAMILIES
 
 from detrt.cli import main
-from detrt.models.load import BY_NAME, EMBEDDED, FAMILIES
+from detrt.models.load import BY_NAME, EMBEDDED
 
 COMMANDS = ["build", "export", "detect", "verify", "bench", "info", "doctor", "demo", "demo-data"]
 HEAVY = ["torch", "transformers", "onnx", "onnxruntime", "tensorrt", "tensorrt_rtx_bindings", "PIL", "numpy", "av"]

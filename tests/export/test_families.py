@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 pytest.importorskip("transformers", reason="needs the 'export' extra")
 
 from onnx import numpy_helper
+from random_rows import MODELS, OWN_MODELS, TEXT_MODELS
 from tiny_exports import SHARED
 
 from detrt import graph
@@ -27,7 +28,6 @@ from detrt.models.contract import exported_spec, other_size, trace_size
 from detrt.models.example_inputs import example_feeds
 from detrt.models.families import BY_NAME
 from detrt.models.hooks import forced_topk
-from detrt.models.random import DINO_MODELS, MODELS, TEXT_MODELS
 from detrt.spec import PIXEL_MASK, PIXEL_VALUES, Precision
 
 # Variants of a family that has another one in the quick run, in one graph at least.
@@ -84,7 +84,7 @@ CASES += [pytest.param(*v, marks=[pytest.mark.slow] * (v in SLOW_VARIANTS)) for 
 
 
 def test_the_quick_tests_export_every_family():
-    sources = {**MODELS, **DINO_MODELS, **TEXT_MODELS}
+    sources = {**MODELS, **OWN_MODELS, **TEXT_MODELS}
     assert {sources[name][0] for name in SHARED} == set(BY_NAME)
     quick = [case.values for case in CASES if not case.marks]
     assert [name for name in MODELS if name in SHARED and (name, SHARED[name]) not in quick] == []

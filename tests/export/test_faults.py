@@ -108,7 +108,7 @@ def test_wrong_lowering_fails_the_gate(source, monkeypatch, tmp_path):
 
 def test_baked_sizes_are_caught(tiny, monkeypatch, tmp_path):
     """Without the rewrite of its sizes Deformable DETR keeps the traced ones, under symbolic input names."""
-    bare = rewriting.Rewrite("", rewriting.REWRITES["symbolic_shapes"].places, lambda module, model: [])
+    bare = rewriting.Rewrite("", lambda module, model: [])
     monkeypatch.setitem(rewriting.REWRITES, "symbolic_shapes", bare)
     with pytest.raises((GateError, ExportError, SessionError)) as caught:
         export_onnx(tiny("deformable_detr"), tmp_path / "model.onnx")

@@ -17,6 +17,7 @@ transformers = pytest.importorskip("transformers", reason="needs the 'export' ex
 
 from checkpoint_folders import save_folder
 from PIL import Image
+from random_rows import SIZES
 from tiny_exports import SHARED
 
 from detrt.backends.onnxruntime.session import OnnxSession
@@ -31,7 +32,6 @@ from detrt.evaluation.coco import evaluate_coco
 from detrt.evaluation.parity import verify
 from detrt.models.load import load_source
 from detrt.models.published import mask_difference
-from detrt.models.random import SIZES
 
 SIZE = (150, 200)
 IMAGE = draw_scene(1, size_hw=SIZE).image

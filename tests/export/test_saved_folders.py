@@ -144,7 +144,7 @@ def test_a_saved_folder_with_a_prompt_is_exported(name, tiny, tmp_path):
     """Outputs are compared with the library's model by the export's own check; trained ones below."""
     source = load_source(str(save_folder(tiny(name), tmp_path / "folder", SQUARE if name == "omdet_turbo" else EDGES)))
     report = export_onnx(source, tmp_path / "model.onnx")
-    assert report.processing.oracle == f"{source.family.processor}ImageProcessorPil" and report.processing.pixels < 1e-5
+    assert report.processing.oracle == f"{source.family.processor.name}ImageProcessorPil" and report.processing.pixels < 1e-5
     assert report.errors and report.worst < Precision.FP32.output_tolerance
 
 
@@ -152,7 +152,7 @@ def test_a_saved_folder_with_a_prompt_is_exported(name, tiny, tmp_path):
 def test_processing_is_compared_with_transformers(name, settings, tiny, tmp_path):
     source = load_source(str(save_folder(tiny(name), tmp_path, settings)))
     done = published.check_processing(source)
-    assert done.oracle == f"{source.family.processor}ImageProcessorPil" and done.pixels < 1e-5
+    assert done.oracle == f"{source.family.processor.name}ImageProcessorPil" and done.pixels < 1e-5
     assert done.detections == source.spec.decode.max_detections and "post-processing" in done.verdict
 
 

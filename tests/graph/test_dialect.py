@@ -11,6 +11,7 @@ onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
 ort = pytest.importorskip("onnxruntime")
 
 from onnx import TensorProto, helper, numpy_helper
+from random_rows import MODELS, OWN_MODELS, TEXT_MODELS
 from tiny_exports import SHARED, marked
 
 from detrt.backends.onnxruntime.session import optimize_basic, run_graph
@@ -33,7 +34,6 @@ from detrt.graph.selections import topk_outputs
 from detrt.graph.view import element_types
 from detrt.models.contract import trace_size
 from detrt.models.example_inputs import example_feeds
-from detrt.models.random import DINO_MODELS, MODELS, TEXT_MODELS
 
 OLD = row_of("tensorrt", "8.5.3")
 # Operators that every parser of the table reads, as far as graphs of detrt hold them. From the parser of TensorRT 8.5
@@ -127,7 +127,7 @@ READ = frozenset(
         "Xor",
     ]
 )
-TINY = sorted({*MODELS, *DINO_MODELS, *TEXT_MODELS})
+TINY = sorted({*MODELS, *OWN_MODELS, *TEXT_MODELS})
 
 
 def run(model, feeds, level=ort.GraphOptimizationLevel.ORT_ENABLE_ALL):

@@ -12,22 +12,22 @@ pytest.importorskip("transformers", reason="needs the 'export' extra")
 
 from authors_files import CASES, module_of, write_file
 from checkpoint_folders import save_folder
+from random_rows import MODELS, OWN_MODELS, TEXT_MODELS
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from detrt.backends.torch import open_torch
 from detrt.detector import Detector
 from detrt.errors import SourceError
+from detrt.models.checks import check_channels
 from detrt.models.load import load_source
-from detrt.models.random import DINO_MODELS, MODELS, TEXT_MODELS
-from detrt.models.source import check_channels
 
 
 class Reached(Exception):
     """The first convolution of a model runs."""
 
 
-@pytest.mark.parametrize("name", [*MODELS, *DINO_MODELS, *TEXT_MODELS])
+@pytest.mark.parametrize("name", [*MODELS, *OWN_MODELS, *TEXT_MODELS])
 def test_the_convolution_that_is_looked_at_reads_the_images(name, tiny):
     source = tiny(name)
     ran = []

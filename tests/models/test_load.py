@@ -13,13 +13,14 @@ torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 transformers = pytest.importorskip("transformers", reason="needs the 'export' extra")
 
 from checkpoint_folders import save_folder, save_processor
+from random_rows import MODELS
 from safetensors.torch import load_file, save_file
 
 from detrt.errors import SourceError, SpecError
 from detrt.models.families import BY_NAME
 from detrt.models.hub import _remote_code
 from detrt.models.load import load_source
-from detrt.models.random import MODELS, build
+from detrt.models.random import build
 
 
 @pytest.fixture(scope="module")

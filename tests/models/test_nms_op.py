@@ -56,7 +56,7 @@ def source(nms):
 def run(spec, module, feeds, tmp_path):
     path = tmp_path / f"{spec.decode.nms_in_graph}.onnx"
     traced = example_feeds(spec, 2, trace_size(spec))
-    model = trace(ExportModule(module, spec).eval(), traced, contract(spec), module, (), 17)
+    model = trace(ExportModule(module, spec).eval(), traced, contract(spec), module, {}, 17)
     path.write_bytes(model.SerializeToString())
     return OnnxSession(path, spec).run(feeds)
 

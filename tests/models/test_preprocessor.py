@@ -12,12 +12,13 @@ pytest.importorskip("torch", reason="needs the 'export' extra")
 transformers = pytest.importorskip("transformers", reason="needs the 'export' extra")
 
 from checkpoint_folders import image_processor, save_folder, save_processor
+from random_rows import FAMILIES
 
 from detrt.data.preprocess import preprocess
 from detrt.errors import SourceError
-from detrt.models.families import BY_NAME, FAMILIES, IMAGENET_MEAN, IMAGENET_STD
+from detrt.models.families import BY_NAME, IMAGENET_MEAN, IMAGENET_STD, processors
 from detrt.models.load import load_source
-from detrt.models.preprocessor import PROCESSORS, multiple_of, parse_resize, read_input_spec
+from detrt.models.preprocessor import multiple_of, parse_resize, read_input_spec
 from detrt.models.random import load_random
 from detrt.spec import InputSpec
 
@@ -167,7 +168,7 @@ IMAGES = [np.random.default_rng(5).integers(0, 256, (*size, 3), dtype=np.uint8) 
     [
         f.name
         for f in FAMILIES
-        if hasattr(transformers, f"{f.processor}ImageProcessorPil") and f.processor not in ("Eomt", "OwlViT", "Owlv2")
+        if hasattr(transformers, f"{f.processor.name}ImageProcessorPil") and f.processor.name not in ("Eomt", "OwlViT", "Owlv2")
     ],
 )
 def test_pixels_are_those_of_transformers(name, settings, tiny, tmp_path):
@@ -304,7 +305,7 @@ def test_edges_for_a_family_of_fixed_size(tiny, tmp_path):
 
 
 def test_defaults_of_processors_are_those_of_transformers():
-    for name, settings in PROCESSORS.items():
+    for name, settings in ((row.name, row.settings) for row in processors().values()):
         kind = getattr(transformers, f"{name}ImageProcessorPil", None)
         if name == "RfDetr":
             source = (transformers.__path__[0], "models/rf_detr/image_processing_rf_detr.py")

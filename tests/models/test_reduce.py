@@ -9,14 +9,16 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 pytest.importorskip("transformers", reason="needs the 'export' extra")
 
+from random_rows import FAMILIES, MODELS
+
 from detrt.bundle import Provenance
 from detrt.cli import main
 from detrt.errors import SourceError, SpecError
 from detrt.export import ExportConfig, export_onnx
-from detrt.models.families import BY_NAME, FAMILIES
+from detrt.models.families import BY_NAME
 from detrt.models.load import EMBEDDED, load_source
 from detrt.models.preprocessor import read_input_spec
-from detrt.models.random import MODELS, build
+from detrt.models.random import build
 from detrt.models.reduce import reduced
 from detrt.models.source import Source, make_spec
 

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import functools
 import itertools
+from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 transformers = pytest.importorskip("transformers", reason="needs the 'export' extra")
 
+from random_rows import FAMILIES, MODELS
+
 from detrt.errors import ExportError, GateError, SourceError
 from detrt.export import ExportConfig, export_onnx
 from detrt.models import rewrites as module_under_test
 from detrt.models import source as source_module
 from detrt.models.example_inputs import example_feeds
-from detrt.models.families import BY_NAME, FAMILIES
-from detrt.models.fingerprints import FINGERPRINTS, LACKING, TESTED
+from detrt.models.families import BY_NAME, FILES, TESTED
 from detrt.models.load import load_source
 from detrt.models.ops.msda import ms_deform_attn
-from detrt.models.random import MODELS
 from detrt.models.rewrites import REWRITES, check_places, find, fingerprint, modeling_module, rewrites
 from detrt.models.wrapper import ExportModule
-from detrt.models.write_fingerprints import collect
+from detrt.models.write_fingerprints import collect, is_read, with_fingerprints
 
 CASES = [(name, rewrite) for name, row in MODELS.items() for rewrite in BY_NAME[row[0]].rewrites]
 ONE_OF_EACH = [("rt_detr", "msda"), ("d_fine", "msda"), ("deformable_detr", "symbolic_shapes"), ("rf_detr", "frozen_positions")]
+
+
+def wanted(family, name):
+    """One rewrite of a family."""
+    return {name: BY_NAME[family].rewrites[name]}
 
 
 def run(source):
@@ -54,7 +60,7 @@ def test_same_function(name, rewrite, tiny, monkeypatch):
     # PP-DocLayoutV2 sorts flags; PyTorch alone leaves the order of equal ones to the processor.
     monkeypatch.setattr(torch, "argsort", functools.partial(torch.argsort, stable=True))
     before = run(tiny(name))
-    with rewrites(tiny(name).module, [rewrite]):
+    with rewrites(tiny(name).module, wanted(tiny(name).family.name, rewrite)):
         inside = run(tiny(name))
     for a, b in zip(before, inside, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=2e-6)
@@ -64,7 +70,7 @@ def test_same_function(name, rewrite, tiny, monkeypatch):
 def test_changes_something_and_restores_it(name, rewrite, tiny):
     source = tiny(name)
     before = patched_state(source)
-    with rewrites(source.module, [rewrite]):
+    with rewrites(source.module, wanted(source.family.name, rewrite)):
         assert patched_state(source) != before
     assert patched_state(source) == before
 
@@ -73,7 +79,7 @@ def test_changes_something_and_restores_it(name, rewrite, tiny):
 def test_restores_after_an_exception(name, rewrite, tiny):
     source = tiny(name)
     before = patched_state(source)
-    with pytest.raises(ZeroDivisionError), rewrites(source.module, [rewrite]):
+    with pytest.raises(ZeroDivisionError), rewrites(source.module, wanted(source.family.name, rewrite)):
         raise ZeroDivisionError
     assert patched_state(source) == before
 
@@ -83,30 +89,42 @@ def test_restores_when_a_later_rewrite_is_refused(tiny):
     before = patched_state(source)
     with (
         pytest.raises(ExportError, match="'frozen_positions' has no place"),
-        rewrites(source.module, ["msda", "frozen_positions"]),
+        rewrites(source.module, {**source.family.rewrites, "frozen_positions": {}}),
     ):
         pytest.fail("the block must not run")
     assert patched_state(source) == before
 
 
 def test_no_rewrites_need_no_transformers_model():
-    with rewrites(torch.nn.Identity(), []):
+    with rewrites(torch.nn.Identity(), {}):
         pass
 
 
 def test_every_place_is_as_written():
     """Regenerate with `python -m detrt.models.write_fingerprints` after reading what changed."""
-    lacking = LACKING[transformers.__version__]
-    found, missing = collect(lacking)
-    assert sorted(missing) == sorted(lacking)
-    assert {place: digest in FINGERPRINTS.get(place, ()) for place, digest in found.items()} == dict.fromkeys(found, True)
-    assert lacking or found.keys() == FINGERPRINTS.keys()  # the newest has them all
+    for file in FILES:
+        found = collect(file)
+        known = [one for family in file.FAMILIES if is_read(family, transformers.__version__) for one in family.rewrites.values()]
+        assert found.keys() == {place for places in known for place in places}
+        for places in known:
+            assert {place: found[place] in prints for place, prints in places.items()} == dict.fromkeys(places, True)
+        source = Path(file.__file__).read_text("utf-8")
+        assert with_fingerprints(source, found) == source
+        assert with_fingerprints(source, {"x.forward": "0123456789abcdef"}) == source
+    source = 'A = {"x.forward": ("a",), "y.forward": ("a", "b")}\n'  # a version with other code
+    changed = with_fingerprints(source, {"x.forward": "c", "y.forward": "b"})
+    assert eval(changed.removeprefix("A = ")) == {"x.forward": ("a", "c"), "y.forward": ("a", "b")}
 
 
 def test_four_versions_spread_over_the_year():
     """The numbers of releases stand for time: 5.0 is of January 2026, 5.23 of November."""
     minors = [int(version.split(".")[1]) for version in TESTED]
-    assert minors == sorted(set(minors)) and len(minors) >= 4 and minors[0] <= 5 and not LACKING[TESTED[-1]]
+    assert (
+        minors == sorted(set(minors))
+        and len(minors) >= 4
+        and minors[0] <= 5
+        and all(is_read(family, TESTED[-1]) for family in FAMILIES)
+    )
     assert max(b - a for a, b in itertools.pairwise(minors)) <= 10
 
 
@@ -135,9 +153,9 @@ def test_other_code_of_an_untested_version_is_tried(installed, tiny, monkeypatch
     module = modeling_module(tiny("rt_detr_v2").module)
     monkeypatch.setattr(module, "multi_scale_deformable_attention_v2", lambda *args, **choices: None)
     with pytest.raises(ExportError, match="has changed"):
-        check_places(module, ["msda"])
+        check_places(module, wanted("rt_detr_v2", "msda"))
     installed("5.999.0")
-    check_places(module, ["msda"])
+    check_places(module, wanted("rt_detr_v2", "msda"))
 
 
 def test_the_check_decides_for_an_untested_version(installed, monkeypatch, tmp_path, plain_simplifier):
@@ -164,9 +182,7 @@ def test_a_family_that_a_version_lacks_is_named(installed):
 def test_every_rewrite_of_a_family_has_a_place(family, tiny):
     module = modeling_module(tiny(family.name).module)
     check_places(module, family.rewrites)
-    short = module.__name__.rsplit(".", 1)[-1]
-    for name in family.rewrites:
-        assert any(f"{short}:{place}" in FINGERPRINTS for place in REWRITES[name].places)
+    assert all(family.rewrites.values()) and set(family.rewrites) <= set(REWRITES)
 
 
 def test_changed_code_is_refused_by_name(tiny, monkeypatch):
@@ -178,7 +194,10 @@ def test_changed_code_is_refused_by_name(tiny, monkeypatch):
 
     monkeypatch.setattr(cls, "get_reference_points", staticmethod(get_reference_points))
     words = rf"DeformableDetrEncoder\.get_reference_points has changed in transformers {transformers.__version__}.*{TESTED[-1]}"
-    with pytest.raises(ExportError, match=words), rewrites(tiny("deformable_detr").module, ["symbolic_shapes"]):
+    with (
+        pytest.raises(ExportError, match=words),
+        rewrites(tiny("deformable_detr").module, wanted("deformable_detr", "symbolic_shapes")),
+    ):
         pytest.fail("the block must not run")
 
 
@@ -186,7 +205,7 @@ def test_code_that_is_gone_is_refused_by_name(tiny, monkeypatch):
     module = modeling_module(tiny("rt_detr_v2").module)
     monkeypatch.delattr(module, "multi_scale_deformable_attention_v2")
     with pytest.raises(ExportError, match="multi_scale_deformable_attention_v2 is gone"):
-        check_places(module, ["msda"])
+        check_places(module, wanted("rt_detr_v2", "msda"))
 
 
 def test_code_without_source_is_refused_by_name(tiny, monkeypatch):
@@ -194,13 +213,13 @@ def test_code_without_source_is_refused_by_name(tiny, monkeypatch):
     module = modeling_module(tiny("rt_detr_v2").module)
     monkeypatch.setattr(module, "multi_scale_deformable_attention_v2", len)
     with pytest.raises(ExportError, match="multi_scale_deformable_attention_v2 has changed"):
-        check_places(module, ["msda"])
+        check_places(module, wanted("rt_detr_v2", "msda"))
 
 
 @pytest.mark.parametrize(("name", "rewrite"), [("detr", "msda"), ("rt_detr", "symbolic_shapes"), ("yolos", "frozen_positions")])
 def test_rewrite_of_another_family_is_refused(name, rewrite, tiny):
     words = rf"'{rewrite}' has no place in transformers\.models\.{name}"
-    with pytest.raises(ExportError, match=words), rewrites(tiny(name).module, [rewrite]):
+    with pytest.raises(ExportError, match=words), rewrites(tiny(name).module, {rewrite: {}}):
         pytest.fail("the block must not run")
 
 

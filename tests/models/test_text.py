@@ -16,13 +16,14 @@ from tokenizers import Tokenizer
 
 from detrt.cli import main
 from detrt.errors import SourceError
-from detrt.models import checkpoints as original
-from detrt.models.checkpoints import grounding_dino, mm_grounding_dino, recognise
-from detrt.models.checkpoints import timm as timm_swin
+from detrt.models.checkpoints import loader as original
 from detrt.models.checkpoints.assumed import Assumed
 from detrt.models.checkpoints.key_map import LoadReport, rename
+from detrt.models.checkpoints.loader import recognise
 from detrt.models.checkpoints.shapes import Shapes
-from detrt.models.families import BY_NAME
+from detrt.models.families import BY_NAME, formats
+from detrt.models.families import omdet_turbo as timm_swin
+from detrt.models.families.sizes import TINY_BERT, TINY_GROUNDING
 from detrt.models.load import load_source
 from detrt.models.random import TINY_VOCABULARY
 from detrt.models.text import bert_tokenizer, read_tokenizer
@@ -200,12 +201,11 @@ def as_published(module):
 @pytest.fixture(scope="module")
 def published():
     """A small model of the authors' shape: eight heads everywhere, 64 channels per head in BERT."""
-    from detrt.models.random import _TINY_BERT, _TINY_GROUNDING
     from detrt.models.random import build_text as build
 
     heads = {"encoder_attention_heads": 8, "decoder_attention_heads": 8}
-    words = {**_TINY_BERT, "hidden_size": 64, "num_attention_heads": 1}
-    module = build(BY_NAME["grounding_dino"], {**_TINY_GROUNDING, **heads, "text_config": words})
+    words = {**TINY_BERT, "hidden_size": 64, "num_attention_heads": 1}
+    module = build(BY_NAME["grounding_dino"], {**TINY_GROUNDING, **heads, "text_config": words})
     return module, as_published(module)
 
 
@@ -257,15 +257,16 @@ def test_faults_of_the_authors_file(published, tiny, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "source", "format_", "family"),
+    ("name", "source", "family"),
     [
-        ("groundingdino_swint_ogc", "IDEA-Research/GroundingDINO", grounding_dino, "grounding_dino"),
-        ("groundingdino_swinb_cogcoor", "IDEA-Research/GroundingDINO", grounding_dino, "grounding_dino"),
-        ("mm_grounding_dino_swin_t", "iSEE-Laboratory/LLMDet", mm_grounding_dino, "mm_grounding_dino"),
-        ("mm_grounding_dino_swin_l", "iSEE-Laboratory/LLMDet", mm_grounding_dino, "mm_grounding_dino"),
+        ("groundingdino_swint_ogc", "IDEA-Research/GroundingDINO", "grounding_dino"),
+        ("groundingdino_swinb_cogcoor", "IDEA-Research/GroundingDINO", "grounding_dino"),
+        ("mm_grounding_dino_swin_t", "iSEE-Laboratory/LLMDet", "mm_grounding_dino"),
+        ("mm_grounding_dino_swin_l", "iSEE-Laboratory/LLMDet", "mm_grounding_dino"),
     ],
 )
-def test_every_key_of_the_published_files_has_its_place(name, source, format_, family):
+def test_every_key_of_the_published_files_has_its_place(name, source, family):
+    _, format_ = formats()[family]
     """Names and shapes alone: a list has no numbers."""
     data = json.loads((KEYS / f"{name}.json").read_text("utf-8"))
     assert data["source"].startswith(f"https://github.com/{source} @ ")
@@ -273,10 +274,10 @@ def test_every_key_of_the_published_files_has_its_place(name, source, format_, f
     assert recognise(state) == family
     with torch.device("meta"):
         shapes, report = Shapes(state, name), LoadReport()
-        module = original._build(BY_NAME[family], "", format_.settings(shapes, Assumed({}, name), "", report), name)
+        module = original._build(BY_NAME[family], format_, format_.settings(shapes, Assumed({}, name), "", report), name)
     extra = format_.values(shapes)
-    table = format_.table(shapes) if hasattr(format_, "table") else format_.TABLE
-    renamed = rename({**state, **extra}, table, format_.SKIPPED, report)
+    table = format_.table(shapes) if callable(format_.table) else format_.table
+    renamed = rename({**state, **extra}, table, format_.skipped, report)
     assert set(report.used) | set(report.skipped) == set(state) | {key for key in extra if key not in state}
     wanted = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
     # Where both classes have a head of each layer, the file has it once.
@@ -382,11 +383,11 @@ def own_heads(module):
 @pytest.fixture(scope="module")
 def multi_head():
     """A small MM-Grounding-DINO with a head of its own in each decoder layer."""
-    from detrt.models.random import _TINY_BERT, _TINY_GROUNDING, build_text
+    from detrt.models.random import build_text
 
     heads = {"encoder_attention_heads": 8, "decoder_attention_heads": 8}
-    words = {**_TINY_BERT, "hidden_size": 64, "num_attention_heads": 1}
-    return own_heads(build_text(BY_NAME["mm_grounding_dino"], {**_TINY_GROUNDING, **heads, "text_config": words}))
+    words = {**TINY_BERT, "hidden_size": 64, "num_attention_heads": 1}
+    return own_heads(build_text(BY_NAME["mm_grounding_dino"], {**TINY_GROUNDING, **heads, "text_config": words}))
 
 
 def equal_outputs(want, got):

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from original_names import to_original
+from random_rows import MODELS
 
 from detrt.models.families import BY_NAME
-from detrt.models.random import MODELS, build
+from detrt.models.random import build
 
 HEADS = {"encoder_attention_heads": 8, "decoder_attention_heads": 8}
 STAGES = ["stage2", "stage3", "stage4"]
@@ -156,7 +157,7 @@ def _reference(case: str) -> torch.nn.Module:
 def _published(case: str, module: torch.nn.Module) -> torch.nn.Module:
     """The module that computes what the authors' code computes with these weights."""
     variant = CASES[case][1]
-    if variant == "rf_detr":  # see `detrt.models.checkpoints.rf_detr.finish`
+    if variant == "rf_detr":  # see `detrt.models.families.rf_detr.finish`
         detector = module.model if case.endswith("seg") else module
         for norm in detector.model.backbone.projector.modules():
             if hasattr(norm, "eps"):

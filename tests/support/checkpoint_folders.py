@@ -12,9 +12,9 @@ def image_processor(source, **settings: Any):
     """transformers' own image processor for a Source; None for RF-DETR without torchvision, which its class needs."""
     import transformers
 
-    kind = getattr(transformers, f"{source.family.processor}ImageProcessorPil", None)
+    kind = getattr(transformers, f"{source.family.processor.name}ImageProcessorPil", None)
     if kind is None and importlib.util.find_spec("torchvision") is not None:
-        kind = getattr(transformers, f"{source.family.processor}ImageProcessor")
+        kind = getattr(transformers, f"{source.family.processor.name}ImageProcessor")
     return None if kind is None else kind(**{**own_settings(source), **settings})
 
 
@@ -25,7 +25,7 @@ def own_settings(source) -> dict[str, Any]:
         size = {"shortest_edge": entry.shortest_edge, "longest_edge": entry.longest_edge}
     else:
         size = {"height": entry.height, "width": entry.width}
-    pad = {"do_pad": True} if source.family.processor in ("Eomt", "Owlv2") else {}
+    pad = {"do_pad": True} if source.family.processor.square or source.family.processor.one_size else {}
     return {"size": size, "do_normalize": any(entry.mean), **pad}
 
 
@@ -43,5 +43,5 @@ def save_processor(source, folder: Path, **settings: Any) -> None:
     if processor is not None:
         processor.save_pretrained(folder)
         return
-    data = {"image_processor_type": f"{source.family.processor}ImageProcessor", **own_settings(source), **settings}
+    data = {"image_processor_type": f"{source.family.processor.name}ImageProcessor", **own_settings(source), **settings}
     (folder / "preprocessor_config.json").write_text(json.dumps(data))

@@ -201,12 +201,10 @@ def _image_processor(source: Source, size: tuple[int, int]) -> Any:
     import transformers
 
     facts, kind = source.spec.input, source.family.processor
-    # RF-DETR's own needs torchvision; Deformable DETR's does the same steps.
-    name = f"{'DeformableDetr' if kind == 'RfDetr' else kind}ImageProcessor"
-    square = kind == "Eomt"  # it takes one size, into which images are fitted
+    name = f"{kind.like or kind.name}ImageProcessor"
     try:
         return (getattr(transformers, f"{name}Pil", None) or getattr(transformers, name))(
-            size=dict(zip(("shortest_edge", "longest_edge") if square else ("height", "width"), size, strict=True)),
+            size=dict(zip(("shortest_edge", "longest_edge") if kind.one_size else ("height", "width"), size, strict=True)),
             do_normalize=any(facts.mean) or facts.std != (1.0, 1.0, 1.0),
             image_mean=list(facts.mean),
             image_std=list(facts.std),

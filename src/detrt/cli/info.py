@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import DetrtError, install_hint
-from ..models.fingerprints import TESTED
+from ..models.families import TESTED
 from ..models.load import LoadOptions
 from .options import TEXT, Given, command
 

@@ -84,10 +84,10 @@ def check_export(source: Source, model: Any, spec: ModelSpec) -> Iterator[dict[s
     from ..backends.onnxruntime.session import OnnxSession
 
     # The plain model, without rewrites: what is checked includes the rewrites.
-    names = [name for name in source.family.rewrites if name == "frozen_positions"]
+    wanted = {name: places for name, places in source.family.rewrites.items() if name == "frozen_positions"}
     with OnnxSession.telling(model, spec) as session, TorchSession(source, spec=spec) as plain:
         for batch, size in ((1, trace_size(spec)), (3, other_size(spec))):
             feeds = example_feeds(spec, batch, size, seed=batch)
-            with rewrites(source.module, names):
+            with rewrites(source.module, wanted):
                 found = forced_differences(plain, *session.selections(feeds), feeds)
             yield from rows_of({"batch": batch, "height": size[0], "width": size[1]}, found)

@@ -85,8 +85,8 @@ def _traced_text_encoder(source: Source, spec: ModelSpec, config: ExportConfig) 
     inputs, outputs = infos = text_encoder_contract(spec)
     ids = example_ids(source, TRACED_ROWS, TRACED_TOKENS)
     feeds = {info.name: array for info, array in zip(inputs, ids, strict=True)}
-    names = [name for name in source.family.rewrites if name != "msda"]
-    traced = trace(TextEncoderModule(source, spec).eval(), feeds, infos, source.module, names, config.opset)
+    wanted = {name: places for name, places in source.family.rewrites.items() if name != "msda"}
+    traced = trace(TextEncoderModule(source, spec).eval(), feeds, infos, source.module, wanted, config.opset)
     return finish(traced, source, spec, config, outputs)
 
 

@@ -24,9 +24,9 @@ from ..graph.lower_msda import lower_msda
 from ..graph.msda_plugin import cut, rejoin
 from ..models import nms_op as nms
 from ..models.contract import ExportConfig
-from ..models.fingerprints import TESTED
+from ..models.families import TESTED
 from ..models.published import ProcessingCheck
-from ..models.rewrites import rewrites
+from ..models.rewrites import Wanted, rewrites
 from ..models.source import Source, transformers_version
 from ..spec import PIXEL_VALUES, ModelSpec, Precision, TensorInfo
 from ..system import package_version
@@ -123,7 +123,7 @@ def trace(
     feeds: Mapping[str, NDArray],
     infos: tuple[Sequence[TensorInfo], Sequence[TensorInfo]],
     library: torch.nn.Module,
-    names: Sequence[str],
+    wanted: Wanted,
     opset: int,
 ) -> Any:
     """TorchScript trace to an ONNX ModelProto in which deformable attention is still one node.
@@ -132,7 +132,7 @@ def trace(
         module: takes the inputs and returns the outputs of `infos`; has a `spec`.
         feeds: input -> array that it is traced with.
         infos: inputs and outputs; sides with a name stay symbolic.
-        library: the model that the rewrites `names` are for.
+        library: the model that the rewrites `wanted` are for.
 
     Raises:
         ExportError: PyTorch cannot trace or translate the model.
@@ -143,8 +143,8 @@ def trace(
     tensors = tuple(torch.from_numpy(feeds[info.name]) for info in inputs)
     buffer = io.BytesIO()
     try:
-        with _quiet_trace(), torch.no_grad(), rewrites(library, names):
-            if "frozen_positions" in names:
+        with _quiet_trace(), torch.no_grad(), rewrites(library, wanted):
+            if "frozen_positions" in wanted:
                 module(*tensors)  # fills its tables; a second run of a large model, whose trace is a run as well
             torch.onnx.export(
                 module,
@@ -158,7 +158,7 @@ def trace(
                     info.name: {axis: side for axis, side in enumerate(info.shape) if isinstance(side, str)}
                     for info in (*inputs, *outputs)
                 },
-                custom_opsets={msda.ONNX_DOMAIN: 1} if "msda" in names else None,
+                custom_opsets={msda.ONNX_DOMAIN: 1} if "msda" in wanted else None,
             )
     except (RuntimeError, ValueError, TypeError, IndexError, torch.onnx.errors.OnnxExporterError) as error:
         text = " ".join(str(error).split())[:500]

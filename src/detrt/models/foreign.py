@@ -14,7 +14,7 @@ from ..bundle import PROVENANCE_KEY, Provenance
 from ..data.preprocess import preprocessing_words
 from ..errors import SourceError, SpecError
 from ..spec import DecodeSpec, InputSpec, ModelSpec, parse_size
-from .families import BY_NAME, IMAGENET_MEAN, IMAGENET_STD, PUBLISHED_DEIMV2, Family
+from .families import BY_NAME, IMAGENET_MEAN, IMAGENET_STD, Family, by_model_type
 from .labels import choose
 from .load import LoadOptions
 from .preprocessor import FAMILY_DEFAULT, read_input_spec
@@ -153,8 +153,10 @@ class _ForeignReader:
         layout = foreign.layout
         self._unknown: list[SpecError | SourceError] = []
         self._notes = [f"layout {layout}, as {layout.exporters} export it: {layout.about}"]
-        if sidecar.family == PUBLISHED_DEIMV2:  # as `verify` has it for the folder on the other side; their graph is that model
-            self._sidecar = replace(sidecar, family="deimv2")
+        # As `verify` has it for the folder on the other side; their graph is that model.
+        same = [row.name for row in BY_NAME.values() if row.upstream is not None and row.upstream.name == sidecar.family]
+        if same:
+            self._sidecar = replace(sidecar, family=same[0])
         elif sidecar.family is not None and sidecar.family not in BY_NAME:
             raise SpecError(f"--family must be one of {', '.join(BY_NAME)}; got {sidecar.family!r}")
 
@@ -208,7 +210,7 @@ class _ForeignReader:
         from .hub import read_config, require_transformers
 
         raw = read_config(folder)
-        if self._sidecar.family is None and raw["model_type"] not in {row.model_type for row in BY_NAME.values()}:
+        if self._sidecar.family is None and raw["model_type"] not in by_model_type():
             raise SpecError(
                 f"'{folder / 'config.json'}' has model_type {raw['model_type']!r}, which detrt does not know; give --family with a "
                 "family whose post-processing it has (see: detrt info --families)"
@@ -223,10 +225,9 @@ class _ForeignReader:
         name, layout = self._sidecar.family, self._foreign.layout.name
         origin = "as stated"
         if name is None and config is not None:
-            row = next(row for row in BY_NAME.values() if row.model_type == config.model_type)
-            name, origin = row.name, "by the config.json beside the file"
+            name, origin = by_model_type()[config.model_type].name, "by the config.json beside the file"
         if name is None:
-            name = {"rf-detr": "rf_detr", "ultralytics": "rt_detr"}.get(layout)
+            name = next((row.name for row in BY_NAME.values() if layout in row.layouts), None)
             origin = "by its layout"
         if name is None and layout == "transformers":
             rows = sorted(row.name for row in BY_NAME.values() if not row.text)
@@ -344,7 +345,8 @@ class _ForeignReader:
             return IMAGENET_MEAN, IMAGENET_STD
         if layout == "ultralytics":
             return _NEUTRAL
-        if self._sidecar.preprocess is None and self._sidecar.family in (None, "deimv2"):  # its backbones differ
+        stated = BY_NAME.get(self._sidecar.family or "")
+        if self._sidecar.preprocess is None and (stated is None or stated.normalize_differs):
             mean, std = (",".join(map(str, three)) for three in (IMAGENET_MEAN, IMAGENET_STD))
             raise SpecError(
                 f"'{self._path}' (layout {layout}) does not say how its images are normalised; give --preprocess family-default (RGB / "

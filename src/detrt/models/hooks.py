@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from ..data.reading_order import near_cuts
 from ..errors import ExportError
+from .families import BY_NAME
+from .families.base import modeling_name
 
 
 def box_of_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -39,17 +41,17 @@ def box_of_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 @contextlib.contextmanager
 def _boxes_of_masks() -> Iterator[None]:
-    """PP-DocLayoutV3 of transformers with `box_of_mask`, as its graph has it."""
-    module: Any = sys.modules.get("transformers.models.pp_doclayout_v3.modeling_pp_doclayout_v3")
-    if module is None:
-        yield
-        return
-    original = module.mask_to_box_coordinate
-    module.mask_to_box_coordinate = box_of_mask
+    """Models of transformers whose boxes start from masks with `box_of_mask`, as their graphs have it."""
+    names = (modeling_name(family) for family in BY_NAME.values() if "document_masks" in family.rewrites)
+    modules: list[Any] = [module for name in names if (module := sys.modules.get(name)) is not None]
+    originals = [module.mask_to_box_coordinate for module in modules]
+    for module in modules:
+        module.mask_to_box_coordinate = box_of_mask
     try:
         yield
     finally:
-        module.mask_to_box_coordinate = original
+        for module, original in zip(modules, originals, strict=True):
+            module.mask_to_box_coordinate = original
 
 
 @contextlib.contextmanager

@@ -17,16 +17,12 @@ from ..bundle import MANIFEST, Provenance
 from ..errors import MissingPackageError, SourceError
 from . import adapters, trust
 from .checkpoints import timm
-from .families import BY_MODEL_TYPE, BY_NAME, DETECTOR_INSIDE, FAMILIES, NOT_EXPORTED, PUBLISHED_DEIMV2, Family
-from .fingerprints import TESTED
+from .checks import check_channels, check_finite
+from .families import BY_NAME, MASK_CLASS, TESTED, Family, by_model_type, first_example, processors, upstreams
 from .labels import read_labels
 from .preprocessor import read_input_spec, read_processor
 from .source import (
-    EC_CLASS,
-    MASK_CLASS,
     auto_class,
-    check_channels,
-    check_finite,
     checkpoint_inside,
     make_spec,
     transformers_version,
@@ -44,9 +40,6 @@ if TYPE_CHECKING:
     from ..spec import InputSpec
     from .source import Source
 
-# Versions of TESTED whose RfDetrImageProcessor antialiases; detrt reads its files as later ones do.
-_STUFF = {"sky", "sky-other-merged"}  # classes of ADE20K, Cityscapes and COCO that have no instances
-_ANTIALIAS_RF_DETR = ("5.12.1", "5.15.1")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 # Exceptions of transformers and of the checkpoint's code for damaged configs and weights.
@@ -98,35 +91,42 @@ def load_folder(
 
     config = read_config(folder)
     trust_remote_code = trust_remote_code or trust.is_allowed()
-    published = family == PUBLISHED_DEIMV2
-    if family is not None and not (published and config["model_type"] == "deimv2"):
+    rows = by_model_type()
+    row = rows.get(config["model_type"])
+    upstream = row.upstream if row is not None else None
+    published = upstream is not None and family == upstream.name
+    if family is not None and not published:
+        others = "".join(f", and --family {one.name} for a {one.title} folder" for one in upstreams())
         raise SourceError(
             f"'{ref}' is a transformers checkpoint of model_type {config['model_type']!r}, and --family {family} is not for "
-            f"it: --family is for ckpt:FILE, and --family {PUBLISHED_DEIMV2} for a DEIMv2 folder"
+            f"it: --family is for ckpt:FILE{others}"
         )
     if "auto_map" in config and not trust_remote_code and not published:
         code = _remote_code(config["auto_map"])
         raise SourceError(
             f"'{ref}' runs its own code ({', '.join(code)}), and the stock class would compute another function. "
             f"Read that code, and if you trust it add --trust-remote-code or set {trust.VARIABLE}=1"
-            + (f"; or --family {PUBLISHED_DEIMV2} for detrt's own published DEIMv2" if config["model_type"] == "deimv2" else "")
+            + (f"; or --family {upstream.name} for detrt's own published {upstream.title}" if upstream is not None else "")
         )
-    model_type = DETECTOR_INSIDE.get(config["model_type"], config["model_type"])
-    if model_type in NOT_EXPORTED:
-        raise SourceError(f"'{ref}' has model_type {model_type!r}, which detrt does not export: {NOT_EXPORTED[model_type]}")
-    if model_type not in BY_MODEL_TYPE:
-        known = ", ".join(f.model_type for f in FAMILIES)
+    model_type = config["model_type"]
+    for relative in BY_NAME.values():
+        if model_type in relative.not_read:
+            raise SourceError(
+                f"'{ref}' has model_type {model_type!r}, which detrt does not export: {relative.not_read[model_type]}"
+            )
+    if row is None:
+        known = ", ".join(one.model_type for one in BY_NAME.values() if not one.own)
         raise SourceError(
             f"'{ref}' has model_type {model_type!r}, which detrt does not know; it knows: {known} (see: detrt info --families)"
         )
     architectures = config.get("architectures") or [""]
     if not isinstance(architectures, list) or not isinstance(name := architectures[0], str):
         raise SourceError(f"'{folder / 'config.json'}' says architectures {architectures!r}, not a list of names")
-    row = BY_NAME["ecdet"] if name.startswith(EC_CLASS) else BY_MODEL_TYPE[model_type]
-    if name.endswith("Segmentation") and not name.endswith(MASK_CLASS) and row.processor != "Eomt":
+    row = next((one for one in BY_NAME.values() if name in one.classes), row)
+    if name.endswith("Segmentation") and not name.endswith(MASK_CLASS) and name not in row.classes:
         raise SourceError(
             f"'{ref}' is a {name}, for panoptic or semantic segmentation; detrt reads detectors, and instance masks of RF-DETR-Seg, "
-            f"D-FINE-seg, ECSeg and EoMT; give one of those, e.g. hf:{FAMILIES[0].example}"
+            f"D-FINE-seg, ECSeg and EoMT; give one of those, e.g. hf:{first_example()}"
         )
     if why := why_unsupported(row):
         raise SourceError(f"'{ref}' {why}")
@@ -147,10 +147,10 @@ def load_folder(
     check_channels(module, ref)
     check_finite(module, ref)
     notes += (*_note_on_ignored(ignored), *_anchors_of_every_size(module.config))
-    if model_type != config["model_type"]:
-        notes += (f"it has model_type {config['model_type']!r}: its detector is read, its tracker of videos is not",)
+    if model_type in row.inside:
+        notes += (f"it has model_type {model_type!r}: its detector is read, its tracker of videos is not",)
     entry = read_input_spec(folder, row, module.config, resize=resize, preprocess=preprocess, ref=ref)
-    notes += _notes_on_eomt(module, entry, ref) if row.processor == "Eomt" else _notes_on_pixels(entry)
+    notes += row.loaded(module, entry, ref) if row.loaded is not None else _notes_on_pixels(entry)
     if words is not None:
         spec = text_spec(row, module, entry, words, ref)
     else:
@@ -168,26 +168,6 @@ def load_folder(
     return Source(module, spec, row, provenance, notes=notes, tokenizer=words, processor=found[0] if found else None)
 
 
-def _notes_on_eomt(module: Any, entry: InputSpec, ref: str) -> tuple[str, ...]:
-    """What no file of an EoMT tells; its module is made ready in place.
-
-    Raises:
-        SourceError: a panoptic or semantic model by its classes, or one in the middle of its training.
-    """
-    found = sorted(_STUFF & set((module.config.id2label or {}).values()))
-    if found:
-        raise SourceError(
-            f"'{ref}' has the class {found[0]!r}, which has no instances: it is an EoMT for panoptic or semantic segmentation, and detrt "
-            f"reads those for instances; give one, e.g. hf:{BY_NAME['eomt'].example}"
-        )
-    module.pad_with(entry.mean, entry.std)
-    try:
-        module.fix_attention()
-    except SourceError as error:
-        raise SourceError(f"'{ref}': {error}") from None
-    return ("read as a model of instances: no file of an EoMT tells it from a panoptic or semantic one",)
-
-
 def _notes_on_pixels(entry: InputSpec) -> tuple[str, ...]:
     """Where transformers' own processing does what its users may not expect, or what not all of its versions do."""
     if entry.pad:
@@ -195,10 +175,12 @@ def _notes_on_pixels(entry: InputSpec) -> tuple[str, ...]:
             f"images are padded to {entry.height}x{entry.width} and boxes scaled by the original size, as transformers does; a model "
             "trained on boxes relative to the padded image (docs/guide/fine-tuned.md) gives boxes that are too small where it pads",
         )
-    if not entry.antialias and (version := transformers_version()) in _ANTIALIAS_RF_DETR:
+    version = transformers_version()
+    found = [one.name for one in processors().values() if version in one.antialiased_in]
+    if not entry.antialias and found:
         return (
-            f"images are resized without antialiasing, as RfDetrImageProcessor of transformers {TESTED[-1]} does; that of the installed "
-            f"{version} antialiases: for a model that was trained with it, --preprocess family-default comes closest",
+            f"images are resized without antialiasing, as {found[0]}ImageProcessor of transformers {TESTED[-1]} does; that of the "
+            f"installed {version} antialiases: for a model that was trained with it, --preprocess family-default comes closest",
         )
     return ()
 
@@ -294,20 +276,21 @@ def _load_module(
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
     try:
         with quiet(transformers):
-            swin = timm.timm_name(raw) is not None
-            config = timm.omdet_config(raw, ref) if swin else transformers.AutoConfig.from_pretrained(folder, **options)
+            converted = row.converted(raw, ref) if row.converted is not None else None
+            config = converted[0] if converted else transformers.AutoConfig.from_pretrained(folder, **options)
             location: Path | None = folder
-            if raw["model_type"] in DETECTOR_INSIDE:
+            if raw["model_type"] in row.inside:
                 config = config.detector_config
             loader = auto_class(row, raw.get("architectures"))
             if published:
-                from .arch.deimv2 import PublishedDeimv2 as loader
+                assert row.upstream is not None
+                loader = row.upstream.model()
             state = None
             dilated = False
             backbone = getattr(config, "backbone_config", None)
-            if swin:
-                state, location = timm.rename_swin(_read_state(folder)), None
-                loader = transformers.OmDetTurboForObjectDetection
+            if converted:
+                state, location = converted[2](_read_state(folder)), None
+                loader = converted[1]
             elif getattr(backbone, "model_type", "") == "timm_backbone":
                 native = timm.resnet_config(backbone.to_dict())
                 config.backbone_config = transformers.ResNetConfig(**{k: v for k, v in native.items() if k != "model_type"})

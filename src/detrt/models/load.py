@@ -16,7 +16,8 @@ from ..bundle import Provenance
 from ..data.arguments import check_kind, check_model, check_path
 from ..errors import SourceError
 from . import trust
-from .families import BY_MODEL_TYPE, BY_NAME, FAMILIES, Family
+from .checks import check_channels, check_finite
+from .families import BY_NAME, Family, first_example, formats
 from .reduce import reduced, without_masks
 from .source import Source, why_untested
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from typing_extensions import Unpack
 
-__all__ = ["BY_MODEL_TYPE", "BY_NAME", "FAMILIES", "Family", "LoadOptions", "Source", "is_checkpoint_reference", "load_source"]
+__all__ = ["BY_NAME", "Family", "LoadOptions", "Source", "is_checkpoint_reference", "load_source"]
 Function = TypeVar("Function", bound="Callable[..., Any]")
 _EMBEDDED = Path(__file__).with_name("embedded")
 EMBEDDED = {"embedded:shapes": _EMBEDDED / "shapes", "embedded:phrases": _EMBEDDED / "phrases"}
@@ -385,7 +386,7 @@ def _folder_of(ref: str, options: LoadOptions) -> tuple[Path, str]:
     if ref.startswith("hf:"):
         name, _, tag = ref[3:].partition("@")
         if not _HUB_ID.match(name):
-            raise SourceError(f"{ref!r} is not a hub reference; write hf:<organisation>/<model>, e.g. hf:{FAMILIES[0].example}")
+            raise SourceError(f"{ref!r} is not a hub reference; write hf:<organisation>/<model>, e.g. hf:{first_example()}")
         trusted = options.trust_remote_code or trust.is_allowed()
         folder = download(name, options.revision or tag or None, trust_remote_code=trusted)
         # The cache keeps a revision in snapshots/<commit>.
@@ -435,16 +436,12 @@ def check_unchanged(ref: str, sha256: str) -> None:
 
 def family_names() -> list[str]:
     """What `--family` takes for a checkpoint file."""
-    from .checkpoints import FORMATS
-
-    return list(FORMATS)
+    return list(formats())
 
 
 def formats_of(family: str) -> list[str]:
     """Whose checkpoint files of a family are read; empty for families without."""
-    from .checkpoints import FORMATS
-
-    return [title for row in FORMATS.values() if row.family == family for title in row.titles]
+    return [title for one in BY_NAME[family].formats for title in one.titles]
 
 
 def load_checkpoint(
@@ -467,25 +464,26 @@ def load_checkpoint(
         SourceError: see `state_file.read_state`; an unknown or wrong family; keys that do not fit; a number
             of classes that no label set has; a prompted model without `tokenizer`. SpecError: labels that do not fit the head.
     """
-    from .checkpoints import FORMATS, load, names_start, spec_of, tells
     from .checkpoints.assumed import parse_assumed
+    from .checkpoints.loader import load, names_start, spec_of, tells
     from .checkpoints.state_file import read_state
     from .hub import refuse_text_choices, require_transformers
     from .preprocessor import read_input_spec
-    from .source import check_channels, check_finite, versions, why_unsupported
+    from .source import versions, why_unsupported
     from .text import read_tokenizer, text_spec, with_boolean_masks
 
     require_transformers()
     path = Path(ref.removeprefix("ckpt:")).expanduser()
-    if family is not None and family not in FORMATS:
-        raise SourceError(f"there is no family {family!r} for checkpoint files; --family takes: {', '.join(FORMATS)}")
+    if family is not None and family not in formats():
+        raise SourceError(f"there is no family {family!r} for checkpoint files; --family takes: {', '.join(formats())}")
     file = read_state(path, ref, tells)
     variant = family or _recognise(file.tensors, ref)
-    if why := why_unsupported(BY_NAME[FORMATS[variant].family]):
+    known, _ = formats()[variant]
+    if why := why_unsupported(known):
         raise SourceError(f"'{ref}' {why}")
     # Before seconds of building a model, not after them.
-    refuse_text_choices(BY_NAME[FORMATS[variant].family], labels, tokenizer, labels_start)
-    words = read_tokenizer(tokenizer, None, ref) if BY_NAME[FORMATS[variant].family].text else None
+    refuse_text_choices(known, labels, tokenizer, labels_start)
+    words = read_tokenizer(tokenizer, None, ref) if known.text else None
     stated = parse_assumed(assume) if assume is not None else {}
     module, row, report = load(file.tensors, variant, file.args, ref, stated=stated, queries=queries)
     check_channels(module, ref)
@@ -493,7 +491,7 @@ def load_checkpoint(
     report.notes += file.notes
     if words is None:
         first = names_start(variant, file) if labels_start is None and labels is None else labels_start
-        spec = spec_of(variant, module, row, report, labels=labels, stored=file.labels, first=first, ref=ref)
+        spec = spec_of(module, row, report, labels=labels, stored=file.labels, first=first, ref=ref)
     else:
         with_boolean_masks(module)
         spec = text_spec(row, module, read_input_spec(None, row, module.config), words, ref)
@@ -511,7 +509,7 @@ def load_checkpoint(
 
 def _recognise(state: Mapping[str, Tensor], ref: str) -> str:
     """The variant that the keys tell."""
-    from .checkpoints import recognise, refuse_relatives
+    from .checkpoints.loader import recognise, refuse_relatives
 
     refuse_relatives(state, ref)
     found = recognise(state)
@@ -523,9 +521,6 @@ def _recognise(state: Mapping[str, Tensor], ref: str) -> str:
             f"'{ref}' has keys of no model that detrt knows (e.g. {', '.join(list(state)[:3])}); it knows: "
             f"{', '.join(family_names())}. If it is one of them, name it with --family"
         )
-    if found == "d_fine":
-        raise SourceError(
-            f"'{ref}' is D-FINE, DEIM on D-FINE or RT-DETRv4: the keys are the same, and D-FINE computes another function (ReLU, "
-            "the others SiLU). Say which with --family d_fine, deim or rt_detr_v4"
-        )
+    if also := formats()[found][1].also:
+        raise SourceError(f"'{ref}' is {also}")
     return found

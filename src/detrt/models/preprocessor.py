@@ -18,7 +18,8 @@ from typing import Any
 from .. import files
 from ..errors import SourceError, SpecError
 from ..spec import LARGEST_SIDE, RESAMPLES, InputSpec
-from .families import IMAGENET_MEAN, IMAGENET_STD, Family
+from .families import IMAGENET_MEAN, IMAGENET_STD, Family, processors
+from .families.base import EDGES
 
 FILES = ("processor_config.json", "preprocessor_config.json")  # the order in which transformers looks for them
 FAMILY_DEFAULT = "family-default"
@@ -27,37 +28,6 @@ CHOICE = (
     f"kept, padded), or take the authors' preprocessing of the family with --preprocess {FAMILY_DEFAULT}"
 )
 
-_HALF = (0.5, 0.5, 0.5)
-_CLIP = {
-    "do_normalize": True,
-    "image_mean": (0.48145466, 0.4578275, 0.40821073),
-    "image_std": (0.26862954, 0.26130258, 0.27577711),
-}
-_EDGES = {"size": {"shortest_edge": 800, "longest_edge": 1333}, "do_normalize": True, "do_pad": True}
-_DOCUMENTS = {
-    **{"size": {"height": 800, "width": 800}, "resample": 3, "do_pad": False},
-    **{"do_normalize": True, "image_mean": (0.0, 0.0, 0.0), "image_std": (1.0, 1.0, 1.0)},
-}
-# image processor of transformers, without its suffix -> what it does where a file does not say. The others are equal for all:
-# bilinear, 1 / 255, the mean and standard deviation of ImageNet.
-PROCESSORS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("Detr", "ConditionalDetr", "DeformableDetr", "GroundingDino", "Yolos", "RfDetr"), _EDGES),
-    "Sam3": {
-        "size": {"height": 1008, "width": 1008},
-        "do_normalize": True,
-        "do_pad": False,
-        "image_mean": _HALF,
-        "image_std": _HALF,
-    },
-    "OwlViT": {"size": {"height": 768, "width": 768}, "resample": 3, "do_pad": False, **_CLIP},
-    "Owlv2": {"size": {"height": 960, "width": 960}, "do_pad": True, **_CLIP},
-    "Eomt": {"size": {"shortest_edge": 640, "longest_edge": 640}, "do_normalize": True, "do_pad": False},
-    "RTDetr": {"size": {"height": 640, "width": 640}, "do_normalize": False, "do_pad": False},
-    **dict.fromkeys(("PPDocLayoutV2", "PPDocLayoutV3", "PPDocLayoutV4"), _DOCUMENTS),
-}
-# Processors that do not antialias: PIL's number of the one filter that detrt does so, and whether they round the resized pixels.
-# RF-DETR's authors antialias, its processor in transformers does not.
-_NOT_ANTIALIASED = {"RfDetr": (2, False), "PPDocLayoutV2": (3, True), "PPDocLayoutV3": (3, True), "PPDocLayoutV4": (3, False)}
 # Keys that say nothing about pixels, or of which only an empty value or the one here does not.
 _IDLE = (
     *("format", "do_convert_annotations", "image_processor_type", "feature_extractor_type", "processor_class", "auto_map"),
@@ -74,12 +44,6 @@ _IDLE = (
     ),
 )
 _IDLE_VALUES = {"data_format": "channels_first", "do_convert_rgb": True}
-# Why a family without a mask input cannot have padded images; RT-DETR's relatives take them as part of the image.
-_PAD_BY_MASK = {
-    "lw_detr": "attends by a padding mask in transformers, which its graph does not take",
-    "rf_detr": "attends by a padding mask in transformers, which its graph does not take",
-    "yolos": "has no padding mask, and padded images are not done for it",
-}
 _READ = (
     *("do_resize", "size", "max_size", "resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std"),
     *("do_pad", "pad_and_return_pixel_mask", "pad_size", "do_split_image", "rescale"),
@@ -176,6 +140,13 @@ def read_input_spec(
         raise SourceError(f"{what}: {error}") from None
 
 
+def authors_input(family: Family, module: Any) -> InputSpec:
+    """The authors' preprocessing of a model without a file of it."""
+    if family.authors_input is None:
+        return read_input_spec(None, family, module.config)
+    return family.authors_input(module.config, family, attend_padding=getattr(module, "attend_padding", False))
+
+
 class _Refused(Exception):
     """A setting that is understood and not supported: what it is, and why."""
 
@@ -186,18 +157,18 @@ class _ResizeRefused(_Refused):
 
 def _family_settings(family: Family, config: Any) -> dict[str, Any]:
     """The authors' settings, as an image processor's file has them."""
-    if family.processor == "Eomt":
+    if family.processor.one_size:
         side = _one(config.image_size)
         return {"size": {"shortest_edge": side, "longest_edge": side}, "do_pad": True}
     if family.shortest_edge:
-        size: dict[str, int] = dict(_EDGES["size"])
+        size: dict[str, int] = dict(EDGES["size"])
     else:
         multiple = multiple_of(family, config)
         # RF-DETR has one size for each position table, rounded up to its windows.
         side = 0 if family.size else -(-_one(_backbone(config).image_size) // multiple) * multiple
         height, width = family.size or (side, side)
         size = {"height": height, "width": width}
-    return {"size": size, "do_normalize": family.normalize, "do_pad": family.mask or family.processor == "Owlv2"}
+    return {"size": size, "do_normalize": family.normalize, "do_pad": family.mask or family.processor.square}
 
 
 def _refuse_unknown(data: Mapping[str, Any]) -> None:
@@ -215,21 +186,23 @@ class _ConfigReader:
     def __init__(self, data: Mapping[str, Any], family: Family, config: Any, *, stated: bool) -> None:
         self._family, self._stated = family, stated
         self._multiple = multiple_of(family, config)
-        name = str(data.get("image_processor_type") or data.get("feature_extractor_type") or family.processor)
-        self.processor = re.sub(r"(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", name)
-        if stated and self.processor not in PROCESSORS:
-            known = ", ".join(f"{one}ImageProcessor" for one in PROCESSORS)
-            raise _Refused(f"image_processor_type {name!r}, which detrt does not know; it knows {known}")
-        self._data = {**PROCESSORS.get(self.processor, {}), **data}
-        if "rescale" in data:  # do_rescale in the first files of OWL-ViT
-            if not self.processor.startswith("Owl"):
+        name = str(data.get("image_processor_type") or data.get("feature_extractor_type") or family.processor.name)
+        known = processors()
+        found = known.get(re.sub(r"(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", name))
+        if found is None:
+            names = ", ".join(f"{one}ImageProcessor" for one in known)
+            raise _Refused(f"image_processor_type {name!r}, which detrt does not know; it knows {names}")
+        self._processor = found
+        self._data = {**found.settings, **data}
+        if "rescale" in data:
+            if not found.rescale_key:
                 raise _Refused(f"rescale {data['rescale']!r}, which detrt does not know; remove the key if it has no effect")
             self._data["do_rescale"] = data["rescale"]
-        if self.processor == "Eomt":
-            self._check_eomt(config)
+        if found.one_size:
+            self._check_one_size(config)
 
-    def _check_eomt(self, config: Any) -> None:
-        """Images of EoMT are padded to the size that their edges fit into."""
+    def _check_one_size(self, config: Any) -> None:
+        """Images are padded to the size that their edges fit into."""
         data = self._data
         if data.get("do_split_image"):
             raise _Refused("do_split_image true: images are split for semantic segmentation, and detrt reads instance masks")
@@ -254,14 +227,14 @@ class _ConfigReader:
             "dynamic": family.dynamic,
             "multiple_of": self._multiple,
         }
-        if self.processor in _NOT_ANTIALIASED and (self._stated or self.processor != "RfDetr"):
-            only, rounded = _NOT_ANTIALIASED[self.processor]
+        if self._processor.not_antialiased and (self._stated or not self._processor.authors_antialias):
+            only, rounded = self._processor.not_antialiased
             if resample != only:
                 raise _Refused(
-                    f"resample {resample} of {self.processor}ImageProcessor, which does not antialias; detrt does that for {only} only"
+                    f"resample {resample} of {self._processor.name}ImageProcessor, which does not antialias; detrt does that for {only} only"
                 )
             common |= {"antialias": False, "dtype": "float32", "rounded": rounded}
-        if self.processor == "Owlv2" and wanted is None:
+        if self._processor.square and wanted is None:
             return self._square(resample, common)
         size = self._size() if wanted is None else _size_of(wanted)
         pad = self._pad_size(size) if wanted is None else _canvas_of(wanted)
@@ -330,17 +303,15 @@ class _ConfigReader:
         sides = {**size, **(pad or {})}
         mode = "shortest_edge" if "shortest_edge" in size else "max_size"
         if pad is not None:
-            if family.name in _PAD_BY_MASK:
-                raise _Refused(
-                    f"pad_size {dict(pad)} around images of size {dict(size)}: {family.title} {_PAD_BY_MASK[family.name]}"
-                )
+            if family.no_mask:
+                raise _Refused(f"pad_size {dict(pad)} around images of size {dict(size)}: {family.title} {family.no_mask}")
             self._check_multiple(pad, "pad_size")
             if not common.get("antialias", True):
                 raise _Refused(f"size {dict(size)}, which keeps the aspect ratio, for a processor that does not antialias")
             return InputSpec(mode, pad["height"], pad["width"], pad=True, **_edges(size), **common)
         if not family.dynamic:
             raise _Refused(f"size {dict(size)}, which keeps the aspect ratio: {family.title} takes one fixed size")
-        if not family.mask and self._multiple > 1 and not (mode == "shortest_edge" and self.processor == "Yolos"):
+        if not family.mask and self._multiple > 1 and not (mode == "shortest_edge" and self._processor.rounds_down):
             raise _Refused(
                 f"size {dict(size)}, which keeps the aspect ratio: {family.title} has no padding mask and needs sides that are "
                 f"multiples of {self._multiple}"
@@ -390,8 +361,8 @@ def multiple_of(family: Family, config: Any) -> int:
         return _one(_backbone(config).image_size)
     backbone = _backbone(config)
     windows = int(backbone.num_windows)
-    # LW-DETR counts the windows of an image, RF-DETR those along one side.
-    along_side = math.isqrt(windows) if family.name == "lw_detr" else windows
+    # Windows along one side, or of the whole image.
+    along_side = math.isqrt(windows) if family.multiple_of == "windows of image" else windows
     return _one(backbone.patch_size) * along_side
 
 

@@ -23,6 +23,7 @@ from ..data.scenes.scene import draw_scene
 from ..detections import Detections, Masks, mask_iou
 from ..errors import GateError, MissingPackageError
 from ..spec import PIXEL_MASK, PIXEL_VALUES, ModelSpec, TextSpec
+from .families import processors
 from .hub import quiet, require_transformers
 from .wrapper import named_outputs
 
@@ -79,8 +80,10 @@ def open_processor(file: Path | None) -> tuple[Any, str]:
         if isinstance(error, ImportError) or "torchvision" in str(error):
             return None, "not compared with transformers' processor, which needs torchvision: install it to compare"
         return None, f"not compared with transformers' processor, which does not open it: {' '.join(str(error).split())[:200]}"
-    if type(found).__name__ == "Owlv2ImageProcessorPil" and importlib.util.find_spec("scipy") is None:
-        return None, "not compared with transformers' processor, which needs scipy: install it to compare"
+    row = processors().get(type(found).__name__.partition("ImageProcessor")[0])
+    for package in row.needs if row is not None else ():
+        if importlib.util.find_spec(package) is None:
+            return None, f"not compared with transformers' processor, which needs {package}: install it to compare"
     return found, ""
 
 
@@ -401,11 +404,8 @@ def processor_with_text(source: Source, image_processor: Any) -> Any:
     text = source.spec.text
     assert text is not None and source.tokenizer is not None
     tokenizer = _tokenizer(source.tokenizer, text)
-    if text.kind == "tokens":
-        return transformers.GroundingDinoProcessor(image_processor, tokenizer)
-    name = {"classes": "OmDetTurbo", "phrases": "Sam3"}.get(text.kind, source.family.processor) + "Processor"
     try:
-        return getattr(transformers, name)(image_processor, tokenizer)
+        return getattr(transformers, source.family.text_processor)(image_processor, tokenizer)
     except ImportError:
         raise MissingPackageError("torchvision", "", f"transformers' processor of {source.family.title}") from None
 

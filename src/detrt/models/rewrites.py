@@ -1,7 +1,7 @@
 """Scoped replacements of library code that tracing needs.
 
-`with rewrites(model, names):` patches transformers, and restores it on exit. Each rewrite names the
-places whose code it relies on; their source is fingerprinted (`places.py`), and a place that has
+`with rewrites(model, family.rewrites):` patches transformers, and restores it on exit. The row of a family names the
+places whose code each rewrite relies on, with fingerprints of their source, and a place that has
 changed is an error, not a silent miss. Every rewrite computes the same function as the original: a
 test compares the outputs with and without it, and every export is compared with the plain model.
 """
@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -21,22 +21,22 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ExportError
-from .fingerprints import FINGERPRINTS, TESTED
+from .families import TESTED
 from .hooks import box_of_mask
 from .ops.msda import ms_deform_attn
 from .source import transformers_version
 
 _MISSING = object()
 Patch = tuple[Any, str, Any]  # object, attribute, replacement
+Wanted = Mapping[str, Mapping[str, tuple[str, ...]]]  # as `Family.rewrites`
 
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """One replacement. `places`: qualified names inside the modeling module, those that exist are checked;
-    at least one must. `patches`: gives the patches for a modeling module and a model."""
+    """One replacement. patches: gives the patches for a modeling module and a model. Which code it relies on is in the row of the
+    family, see `Family.rewrites`."""
 
     why: str
-    places: tuple[str, ...]
     patches: Callable[[ModuleType, nn.Module], list[Patch]]
 
 
@@ -168,112 +168,21 @@ def _frozen_position_patches(module: ModuleType, model: nn.Module) -> list[Patch
 
 
 REWRITES: dict[str, Rewrite] = {
-    "msda": Rewrite(
-        "deformable attention becomes one op, lowered late",
-        ("MultiScaleDeformableAttention.forward", "multi_scale_deformable_attention_v2"),
-        _msda_patches,
-    ),
+    "msda": Rewrite("deformable attention becomes one op, lowered late", _msda_patches),
     "symbolic_shapes": Rewrite(
-        "torch.as_tensor and torch.linspace turn symbolic sizes into constants without an error",
-        (
-            "DeformableDetrModel.forward",
-            "DeformableDetrModel.gen_encoder_output_proposals",
-            "DeformableDetrEncoder.get_reference_points",
-            "LwDetrModel.forward",
-            "LwDetrModel.gen_encoder_output_proposals",
-            "RfDetrModel.forward",
-            "RfDetrModel.gen_encoder_output_proposals",
-        ),
-        _shape_patches,
+        "torch.as_tensor and torch.linspace turn symbolic sizes into constants without an error", _shape_patches
     ),
     "frozen_positions": Rewrite(
-        "the antialiased bicubic resize of the position table exists in no TensorRT version",
-        ("RfDetrDinov2Embeddings.interpolate_pos_encoding",),
-        _frozen_position_patches,
+        "the antialiased bicubic resize of the position table exists in no TensorRT version", _frozen_position_patches
     ),
-    "document_order": Rewrite(
-        "take_along_dim is no operator of ONNX, and equal values have no order there",
-        ("PPDocLayoutV2ForObjectDetection.forward", "PPDocLayoutV2ReadingOrder.forward", "PPDocLayoutV2Decoder.forward"),
-        _document_patches,
-    ),
+    "document_order": Rewrite("take_along_dim is no operator of ONNX, and equal values have no order there", _document_patches),
     "document_masks": Rewrite(
         "masks of every layer would be computed and stored, and boxes of masks are no selections that can be forced",
-        ("PPDocLayoutV3ForObjectDetection.forward", "PPDocLayoutV3Decoder.forward", "mask_to_box_coordinate"),
         _document_mask_patches,
     ),
     # Nothing is replaced: detrt's own modules compute what these places compute, and must know when they change.
     "tensors_only": Rewrite(
-        "prompted detectors are traced as detrt's own modules over the library's weights",
-        tuple(
-            f"{prefix}{place}"
-            for prefix in ("GroundingDino", "MMGroundingDino")
-            for place in (
-                "Model.forward",
-                "Model.generate_encoder_output_proposals",
-                "ForObjectDetection.forward",
-                "Encoder.forward",
-                "EncoderLayer.forward",
-                "Decoder.forward",
-                "DecoderLayer.forward",
-                "FusionLayer.forward",
-                "BiMultiHeadAttention.forward",
-                "TextEnhancerLayer.forward",
-                "ContrastiveEmbedding.forward",
-                "SinePositionEmbedding.forward",
-            )
-        )
-        + (
-            "generate_masks_with_special_tokens_and_transfer_map",
-            "encode_sinusoidal_position_embedding",
-            "OmDetTurboForObjectDetection.forward",
-            "OmDetTurboLanguageBackbone.forward",
-            "OmDetTurboVisionBackbone.forward",
-            "OmDetTurboHybridEncoder.forward",
-            "OmDetTurboHybridEncoder.build_2d_sincos_position_embedding",
-            "OmDetTurboDecoder.forward",
-            "OmDetTurboDecoder._get_decoder_input",
-            "OmDetTurboDecoder.generate_anchors",
-            "OmDetTurboDeformableTransformerDecoderLayer.forward",
-            "get_class_similarity",
-            *(
-                f"Sam3{place}"
-                for place in (
-                    *(
-                        "Model.forward",
-                        "Model.get_text_features",
-                        "VisionModel.forward",
-                        "VisionNeck.forward",
-                        "FPNLayer.forward",
-                    ),
-                    *("ViTModel.forward", "ViTLayer.forward", "ViTLayer.precompute_positions", "ViTRoPEAttention.forward"),
-                    *(
-                        "ViTRotaryEmbedding.forward",
-                        "ViTEmbeddings.forward",
-                        "SinePositionEmbedding.encode_boxes",
-                        "Attention.forward",
-                    ),
-                    *("SinePositionEmbedding.build_sine_position_embedding", "DetrEncoder.forward", "DetrEncoderLayer.forward"),
-                    *(
-                        "DetrDecoder.forward",
-                        "DetrDecoderLayer.forward",
-                        "DetrDecoder._get_rpb_matrix",
-                        "DotProductScoring.forward",
-                    ),
-                    *("MaskDecoder.forward", "MaskDecoder._embed_pixels", "MaskEmbedder.forward", "PixelDecoder.forward"),
-                )
-            ),
-            *(
-                f"{prefix}{place}"
-                for prefix in ("OwlViT", "Owlv2")
-                for place in (
-                    *("ForObjectDetection.forward", "ForObjectDetection.image_embedder", "ForObjectDetection.box_predictor"),
-                    *("ForObjectDetection.embed_image_query", "ClassPredictionHead.forward", "BoxPredictionHead.forward"),
-                    *("VisionTransformer.forward", "VisionEmbeddings.forward", "TextTransformer.forward", "Model.forward"),
-                    *("EncoderLayer.forward", "Attention.forward", "MLP.forward"),
-                )
-            ),
-        ),
-        lambda module, model: [],
+        "prompted detectors are traced as detrt's own modules over the library's weights", lambda module, model: []
     ),
 }
 
@@ -307,7 +216,7 @@ def find(module: ModuleType, place: str) -> Any:
     return getattr(found, "__func__", found)
 
 
-def check_places(module: ModuleType, names: Sequence[str]) -> None:
+def check_places(module: ModuleType, wanted: Wanted) -> None:
     """Compare the code that the rewrites rely on with the code they were written for.
 
     A version of transformers that was not tested may have other code: loading asked for permission, and the comparison with PyTorch
@@ -317,14 +226,11 @@ def check_places(module: ModuleType, names: Sequence[str]) -> None:
         ExportError: a place has changed or is gone; the message names it and the tested versions.
     """
     version = transformers_version()
-    short = module.__name__.rsplit(".", 1)[-1]
-    for name in names:
-        present = [place for place in REWRITES[name].places if f"{short}:{place}" in FINGERPRINTS]
-        if not present:
+    for name, places in wanted.items():
+        if not places:
             raise ExportError(f"rewrite '{name}' has no place in {module.__name__}; it does not belong to this family")
-        for place in present:
+        for place, known in places.items():
             function = find(module, place)
-            known = FINGERPRINTS[f"{short}:{place}"]
             if function is None or (version in TESTED and fingerprint(function) not in known):
                 state = "is gone" if function is None else "has changed"
                 raise ExportError(
@@ -335,14 +241,14 @@ def check_places(module: ModuleType, names: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def rewrites(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
-    """Apply the named rewrites to a model's family inside the block and restore everything after it."""
+def rewrites(model: nn.Module, wanted: Wanted) -> Iterator[None]:
+    """Apply rewrites of a model's family inside the block and restore everything after it."""
     undo: list[Patch] = []
-    module = modeling_module(model) if names else None
+    module = modeling_module(model) if wanted else None
     try:
-        for name in names:
+        for name, places in wanted.items():
             assert module is not None
-            check_places(module, [name])
+            check_places(module, {name: places})
             for target, attribute, replacement in REWRITES[name].patches(module, model):
                 undo.append((target, attribute, vars(target).get(attribute, _MISSING)))
                 setattr(target, attribute, replacement)

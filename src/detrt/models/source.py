@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ..bundle import Provenance
-from ..errors import SourceError
 from ..spec import DETECTION, INSTANCE_SEGMENTATION, DecodeSpec, InputSpec, ModelSpec
-from .families import BY_MODEL_TYPE, Family
-from .fingerprints import LACKING, TESTED
+from .families import MASK_CLASS, TESTED, Family
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,31 +20,15 @@ if TYPE_CHECKING:
 VERSIONED = ("detrt", "torch", "transformers", "onnx", "onnxruntime", "openvino", "onnxslim", "numpy")
 
 
-RGB = 3  # channels of every image that is read
-MASK_CLASS = "ForInstanceSegmentation"  # end of the name of a transformers class with boxes and masks
-EC_CLASS = "EcDet"  # start of the names of detrt's classes of ECDet and ECSeg
-# Classes of `detrt.models.arch`, as `architectures` of a config names them -> module.
-_OWN_CLASSES = {
-    f"DFine{MASK_CLASS}": "d_fine_seg",
-    f"RTDetrV2{MASK_CLASS}": "rt_detr_v2_seg",
-    f"{EC_CLASS}ForObjectDetection": "edgecrafter",
-    f"{EC_CLASS}{MASK_CLASS}": "edgecrafter",
-    f"Eomt{MASK_CLASS}": "eomt",
-    f"EomtDinov3{MASK_CLASS}": "eomt",
-}
-
-
 def auto_class(family: Family, architectures: Sequence[str] | None) -> Any:
     """transformers' Auto class that loads a checkpoint. architectures: of its config; None for a detector."""
     import transformers
 
     name = next(iter(architectures or ()), "")
-    if family.name.startswith("eomt"):
-        name = name.replace("ForUniversalSegmentation", MASK_CLASS)
-    if name in _OWN_CLASSES:
-        return getattr(importlib.import_module(f".arch.{_OWN_CLASSES[name]}", __package__), name)
-    if family.name == "sam3":
-        return transformers.AutoModel
+    if name in family.classes:
+        return family.classes[name]()
+    if family.auto:
+        return getattr(transformers, family.auto)
     if name.endswith(MASK_CLASS):
         return transformers.AutoModelForInstanceSegmentation
     return transformers.AutoModelForZeroShotObjectDetection if family.text else transformers.AutoModelForObjectDetection
@@ -71,10 +52,9 @@ def why_unsupported(family: Family) -> str:
     package = f"transformers.models.{family.model_type.replace('-', '_')}"
     if version is None or not family.model_type:
         return ""
-    name = BY_MODEL_TYPE[family.model_type].name  # of the family whose modules ECDet has
-    if name not in LACKING.get(version, ()) and importlib.util.find_spec(package) is not None:
+    having = TESTED[TESTED.index(family.since) :]
+    if (version not in TESTED or version in having) and importlib.util.find_spec(package) is not None:
         return ""
-    having = [tested for tested, lacking in LACKING.items() if name not in lacking]
     return (
         f"is {family.title}, which detrt does not read with transformers {version}, but with {', '.join(having)}: "
         f"pip install transformers=={having[-1]}"
@@ -113,16 +93,14 @@ def transformers_version() -> str | None:
 def make_spec(family: Family, module: nn.Module, input_spec: InputSpec, labels: Mapping[int, str] | None = None) -> ModelSpec:
     """ModelSpec of a model with fixed classes. labels: class names by column of the head; None for the config's own."""
     config: Any = module.config
-    counts = [getattr(config, name, None) for name in family.queries]
-    if family.name == "deformable_detr" and not config.two_stage:
-        counts = [config.num_queries]
-    queries = next((int(c) for c in counts if c), 0)
+    names = [name if isinstance(name, str) else name[0] if getattr(config, name[1]) else "" for name in family.queries]
+    queries = next((int(count) for name in names if (count := getattr(config, name, None))), 0)
     classes = int(config.num_labels)
     if family.max_detections is None:
         keep = queries
     else:
         keep = min(family.max_detections, queries * classes)
-    names = dict(config.id2label or {}) if labels is None else dict(labels)
+    labels = dict(config.id2label or {}) if labels is None else dict(labels)
     # The config of a detector has the field as well: the class tells whether there is a mask head.
     masks = bool(family.masks_at) or type(module).__name__.endswith(MASK_CLASS)
     decode = DecodeSpec(
@@ -137,40 +115,7 @@ def make_spec(family: Family, module: nn.Module, input_spec: InputSpec, labels: 
         reading_order=family.reading_order,
         quads=family.quads,
     )
-    return ModelSpec(family.name, input_spec, decode, names, task=INSTANCE_SEGMENTATION if masks else DETECTION)
-
-
-def check_channels(module: nn.Module, ref: str, weights: Mapping[str, Any] | None = None) -> None:
-    """Raise SourceError for a model of other images than RGB, by its first convolution: configs of backbones lie.
-
-    weights: those that are to be loaded, by the names of the module; None: they are.
-    """
-    from torch import nn
-
-    for name, part in module.named_modules():
-        if not isinstance(part, (nn.Conv2d, nn.Conv3d)):
-            continue
-        weight = part.weight if weights is None else weights.get(f"{name}.weight", part.weight)
-        channels = int(weight.shape[1]) if weight.ndim == part.weight.ndim else RGB
-        if channels != RGB:
-            raise SourceError(
-                f"'{ref}' reads images of {channels} channel{'s' if channels > 1 else ''}, and detrt gives every model {RGB} (R, G, B); "
-                f"give one that was trained with num_channels {RGB}"
-            )
-        return
-
-
-def check_finite(module: nn.Module, ref: str) -> None:
-    import torch
-
-    # The state dict, not the parameters: the running statistics of BatchNorm are buffers.
-    state = module.state_dict()
-    bad = [name for name, p in state.items() if p.is_floating_point() and not torch.isfinite(p).all()]
-    if bad:
-        raise SourceError(
-            f"'{ref}' has NaN or infinite weights in {len(bad)} tensors, e.g. {', '.join(bad[:3])}; "
-            "the checkpoint is damaged or its training diverged"
-        )
+    return ModelSpec(family.name, input_spec, decode, labels, task=INSTANCE_SEGMENTATION if masks else DETECTION)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,10 +32,7 @@ from ..spec import (
     output_names,
     text_inputs,
 )
-from .arch.grounding_dino import PADDED_LOGIT, GroundingDetector, GroundingText
-from .arch.omdet_turbo import OmDetDetector, OmDetText
-from .arch.owl import OwlDetector, OwlQuery, OwlText
-from .arch.sam3 import Sam3Detector, Sam3Text
+from .arch.grounding_dino import PADDED_LOGIT
 from .contract import contract, text_encoder_contract
 from .nms_op import surviving
 from .source import Source
@@ -182,7 +179,8 @@ class TextExportModule(ExportModule):
 
     def __init__(self, source: Source, spec: ModelSpec) -> None:
         assert spec.text is not None
-        super().__init__(_DETECTORS[spec.text.kind](source.module), spec)
+        assert source.family.detector is not None
+        super().__init__(source.family.detector(source.module), spec)
         self.text_encoder = None if spec.text.encoder else text_encoder_of(source, spec)
         self.input_names = [info.name for info in contract(spec)[0]]
 
@@ -248,21 +246,16 @@ class TextEncoderModule(nn.Module):
 
 
 def text_encoder_of(source: Source, spec: ModelSpec) -> nn.Module:
-    assert spec.text is not None
-    if spec.text.kind == "tokens":
-        return GroundingText(source.module, spec.text.separators)
-    return {"classes": OmDetText, "phrases": Sam3Text, "names": OwlText}[spec.text.kind](source.module)
-
-
-# By `TextSpec.kind`.
-_DETECTORS = {"tokens": GroundingDetector, "classes": OmDetDetector, "phrases": Sam3Detector, "names": OwlDetector}
+    assert spec.text is not None and source.family.text_encoder is not None
+    return source.family.text_encoder(source.module, spec.text)
 
 
 class QueryEncoderModule(ExportModule):
     """An encoder of query images: pixel_values as the detector takes them -> class_features (batch, d)."""
 
     def __init__(self, source: Source, spec: ModelSpec) -> None:
-        super().__init__(OwlQuery(source.module), spec)
+        assert source.family.query_encoder is not None
+        super().__init__(source.family.query_encoder(source.module), spec)
         self.input_names, self.output_names = [PIXEL_VALUES], [CLASS_FEATURES]
 
     def forward(self, pixel_values: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:

@@ -12,7 +12,7 @@ from dino_reference.detector import Reference
 from dino_reference.weights import fill
 
 from detrt.models.arch.dino import CoDino
-from detrt.models.checkpoints.dino import layout_of
+from detrt.models.families.dino import layout_of
 
 TOLERANCE = 1e-4
 RESNET = {"kind": "resnet", "depths": (1, 2, 1, 1), "width": 8}

@@ -19,8 +19,8 @@ from dino_reference.weights import fill
 from key_lists import random_state
 
 from detrt.errors import ArgumentError, SourceError
-from detrt.models.checkpoints import load
 from detrt.models.checkpoints.assumed import parse_assumed, stated_text
+from detrt.models.checkpoints.loader import load
 from detrt.models.load import LoadOptions, load_source
 
 FOUR = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}

@@ -17,7 +17,7 @@ from key_lists import random_state
 from payload import Payload
 
 from detrt.errors import SourceError, SpecError
-from detrt.models.checkpoints import names_start
+from detrt.models.checkpoints.loader import names_start
 from detrt.models.checkpoints.state_file import StateFile, read_state
 from detrt.models.labels import choose, labels_for, read_labels
 from detrt.models.load import load_source

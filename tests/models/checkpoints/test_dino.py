@@ -14,11 +14,11 @@ from dino_reference import keys as key_lists
 from dino_reference.weights import fill
 
 from detrt.errors import SourceError, SpecError
-from detrt.models.checkpoints import recognise
 from detrt.models.checkpoints.assumed import Assumed
-from detrt.models.checkpoints.dino import build, layout_of, settings, skipped, table, values
 from detrt.models.checkpoints.key_map import LoadReport, rename
+from detrt.models.checkpoints.loader import recognise
 from detrt.models.checkpoints.shapes import Shapes
+from detrt.models.families.dino import build, layout_of, settings, skipped, table, values
 
 KEYS = Path(__file__).resolve().parents[2] / "data" / "keys"
 LAYOUTS = {

@@ -16,10 +16,11 @@ import torch
 from key_lists import KEYS, meta_state, random_state
 
 from detrt.errors import SourceError
-from detrt.models.checkpoints import FORMATS, load, recognise, rf_detr
 from detrt.models.checkpoints.assumed import Assumed
 from detrt.models.checkpoints.key_map import LoadReport
+from detrt.models.checkpoints.loader import load, recognise
 from detrt.models.checkpoints.shapes import Shapes
+from detrt.models.families import formats, rf_detr
 
 # file -> (family by its keys, queries, classes)
 FILES = {
@@ -72,8 +73,10 @@ def test_every_key_is_used_once_or_named(name):
     family, queries, classes = FILES[name]
     state = random_state(name)
     assert recognise(state) == family
+    recognisers = {one.recognise for _, one in formats().values()}
+    assert [found for one in recognisers if (found := one(set(state)))] == [family]  # whatever their order
     module, row, report = load(state, family, {}, name)
-    assert row.name == FORMATS[family][1]
+    assert row.name == formats()[family][0].name
     assert set(report.used) | set(report.skipped) == set(state)
     assert not set(report.used) & set(report.skipped)
     targets = Counter(target for names in report.used.values() for target in names)
@@ -219,7 +222,7 @@ def sizes_in_settings(name: str, table: torch.Tensor) -> tuple[int, int]:
     for key, tensor in random_state(name).items():
         if key.endswith(("num_points_scale", "decoder.up", "decoder.reg_scale")):
             state[key] = tensor
-    return FORMATS[variant].module.settings(Shapes(state, name), Assumed({}, name), variant, LoadReport())["family"]["size"]
+    return formats()[variant][1].settings(Shapes(state, name), Assumed({}, name), variant, LoadReport())["family"]["size"]
 
 
 @pytest.mark.parametrize("size", TRAINED, ids=lambda size: "x".join(map(str, size)))

@@ -17,8 +17,9 @@ from transformers import DetrImageProcessorPil
 from detrt.errors import SourceError
 from detrt.models.checkpoints.timm import RESNETS, dilate_last_stage, is_dilated, rename_key, rename_resnet, resnet_config
 from detrt.models.families import BY_NAME
+from detrt.models.families.sizes import TINY_DETR
 from detrt.models.load import load_source
-from detrt.models.random import _TINY_DETR, build
+from detrt.models.random import build
 
 HEAD = "model.backbone.model."
 
@@ -79,7 +80,7 @@ def test_step_counters_are_dropped():
 
 def native_detr():
     backbone = {**resnet_config({"backbone": "resnet18", "out_indices": [1, 2, 3, 4]})}
-    return build(BY_NAME["detr"], {**_TINY_DETR, "num_labels": 7, "backbone_config": backbone})
+    return build(BY_NAME["detr"], {**TINY_DETR, "num_labels": 7, "backbone_config": backbone})
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import GraphError
+from ...models.families import having
+from ...models.families.base import SAMPLING_ENCODER
 from ...spec import PIXEL_VALUES, ModelSpec
 from .config import EngineConfig
 from .profile import NetworkTensor, Profile, plan_profile
-from .versions import SAMPLING_ENCODERS, Version
+from .versions import Version
 
 if TYPE_CHECKING:
     from ...graph.dialect import Widened
@@ -104,7 +106,7 @@ def rewrite(
             plugin_is_faster = widened.low and bool(_plugin_form(row, config, spec, profile, widened, True))
         # NVIDIA's plugin computes coordinates in the type of its inputs. FP16 moves samples by up to a quarter of a pixel.
         widened.fp32.update(name for node in model.graph.node if node.op_type == NVIDIA_OP_TYPE for name in node.output)
-    if spec.family in row.by_level_families:
+    if spec.family in having(row.by_level_for):
         changes["gathers by level"] = gather_by_level(model)
     if row.strongly_typed:
         changes += for_typed_parser(model, opset=row.opset, cumsum=row.cumsum, grid_sample_linear=row.grid_sample_linear)
@@ -133,7 +135,7 @@ def rewrite(
         changes["INT8 weights"] = quantize_weights(model)
         if LAYER_NORM in plugins and _layer_norm_is_faster(row, spec, widened, bool(plugin_nodes(model))):
             changes["LayerNormalization to NVIDIA's plugin"] = use_layer_norm_plugin(model, widened.fp32)
-    also = _fp32_sigmoids(model, widened) if widened.low and spec.family in row.sigmoid_families else ()
+    also = _fp32_sigmoids(model, widened) if widened.low and spec.family in having(row.sigmoid_for) else ()
     written = write_out(model, row.lacks, also=also, shape_range=row.shape_range, scatter_reduction=row.scatter_reduction)
     if not row.strongly_typed:
         lower_opset(model, row.opset)  # newer operators are written out by now
@@ -158,8 +160,8 @@ def _layer_norm_is_faster(row: Version, spec: ModelSpec, widened: Widened, has_p
     has_plugins: whether deformable attention runs in one. Gathers of an encoder are in one node of Myelin with the layers around them, which
     a plugin would cut.
     """
-    whole = spec.family in SAMPLING_ENCODERS and not has_plugins
-    return widened.low and not widened.quantized and spec.family in row.layer_norm_families and not whole
+    whole = spec.family in having(SAMPLING_ENCODER) and not has_plugins
+    return widened.low and not widened.quantized and spec.family in having(row.layer_norm_for) and not whole
 
 
 def _fp32_sigmoids(model: Any, widened: Widened) -> set[str]:
@@ -174,10 +176,10 @@ def _plugin_form(
     # With a plugin, engines of symbolic size find something else, also with the preview feature of `weak`.
     if config.keep_gathers or image is None or image["min"][2:] != image["max"][2:]:
         return ""
-    if own_plugin and spec.family in SAMPLING_ENCODERS:
+    if own_plugin and spec.family in having(SAMPLING_ENCODER):
         return "plugin"
     # The builder hangs on a quantized Deformable DETR with a plugin; the others were not measured.
-    return "nvidia-plugin" if spec.family in row.plugin_families and not widened.quantized else ""
+    return "nvidia-plugin" if spec.family in having(row.plugin_for) and not widened.quantized else ""
 
 
 def _profile_of(

@@ -10,6 +10,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...errors import EngineError
+from ...models.families import having
+from ...models.families.base import (
+    DINOV3,
+    INT8_CROSS_ATTENTION,
+    INT8_NEVER_BUILDS,
+    INT8_PLUGIN_NEVER_BUILDS,
+    LAYER_NORM_PLUGIN_IS_FASTER,
+    ONE_PHRASE,
+    PLUGIN_IS_FASTER,
+    SAMPLING_ENCODER,
+    SIGMOID_IN_FP16,
+    SYMBOLIC_PLUGIN,
+)
 
 # Integers in brackets are sizes of versions: (10, 12) is 10.12 and any build of it.
 Numbers = tuple[int, ...]
@@ -33,11 +46,12 @@ class Version:
         strongly_typed: whether the types of the graph decide; else flags and constraints of the builder.
         plugins: interface of plugin layers, "" where there are none.
         msda_plugin: newest version of NVIDIA's MultiscaleDeformableAttnPlugin_TRT, "" where there is none.
-        plugin_families: families whose graphs get nodes of that plugin in place of gathers, because it was measured to be faster.
-        layer_norm_families: families whose FP16 graphs get NVIDIA's LayerNorm plugin where the library has it, as it was measured to be faster.
-        sigmoid_families: families in whose FP16 graphs a Sigmoid that must compute in FP32 is written out. Myelin lowers it with a one in
+        plugin_for: which families' graphs get nodes of that plugin in place of gathers, because it was measured to be faster; as
+            `Family.engines` calls them, "" for none.
+        layer_norm_for: which families' FP16 graphs get NVIDIA's LayerNorm plugin where the library has it, as it was measured to be faster.
+        sigmoid_for: in which families' FP16 graphs a Sigmoid that must compute in FP32 is written out. Myelin lowers it with a one in
             FP16, finds two types in a sum and gives up the FP16 form of the whole node around it.
-        by_level_families: families whose deformable attention gathers level by level, because it was measured to be faster.
+        by_level_for: which families' deformable attention gathers level by level, because it was measured to be faster.
         one_phrase: whether phrases with queries of their own (SAM 3) run one at a time: with several the builder did not end.
         state: what is known about detrt with it.
     """
@@ -55,17 +69,13 @@ class Version:
     strongly_typed: bool = True
     plugins: str = "IPluginV3"
     msda_plugin: str = ""
-    plugin_families: tuple[str, ...] = ()
-    layer_norm_families: tuple[str, ...] = ()
-    sigmoid_families: tuple[str, ...] = ()
-    by_level_families: tuple[str, ...] = ()
+    plugin_for: str = ""
+    layer_norm_for: str = ""
+    sigmoid_for: str = ""
+    by_level_for: str = ""
     one_phrase: bool = False
     state: str = ""
 
-
-# Every place of their feature maps is a query of deformable attention, where detrt's plugin was measured to be faster than gathers. The
-# decoders of RT-DETRv2 and its like have 300 queries, and gathers are faster.
-SAMPLING_ENCODERS = ("deformable_detr", "dino", "co_dino", "grounding_dino", "mm_grounding_dino")
 
 _16 = ("fp16", "bf16", "int8", "fp8")
 VERSIONS: tuple[Version, ...] = (
@@ -74,8 +84,8 @@ VERSIONS: tuple[Version, ...] = (
         # The parser has InstanceNormalization, as a plugin that fails in a build without cuDNN ("pluginV2Runner::allocateResources").
         frozenset(("LayerNormalization", "GroupNormalization", "InstanceNormalization", "Mod", "Mish", "Gelu", "IsInf", "CastLike", "ArgMax of integers")),
         shape_range=False, scatter_reduction=False, cumsum=False, int64=False, strongly_typed=False, plugins="IPluginV2DynamicExt",
-        msda_plugin="1", plugin_families=("deformable_detr", "dino", "co_dino"), layer_norm_families=("detr", "deformable_detr"),
-        sigmoid_families=("deimv2", "d_fine", "owlvit", "owlv2"), one_phrase=True,
+        msda_plugin="1", plugin_for=PLUGIN_IS_FASTER, layer_norm_for=LAYER_NORM_PLUGIN_IS_FASTER,
+        sigmoid_for=SIGMOID_IN_FP16, one_phrase=True,
         state="run on H100s and H200s in FP32 and FP16, six models in INT8; JetPack 5 has 8.5.2",
     ),
     Version(
@@ -92,10 +102,10 @@ VERSIONS: tuple[Version, ...] = (
     Version("tensorrt", (10, 11), 20, _16, msda_plugin="2", state="not run"),
     Version("tensorrt", (10, 12), 22, _16, msda_plugin="2", state="not run; oldest that NVIDIA recommends for strong typing"),
     Version("tensorrt", (11, 0), 22, _16, msda_plugin="2", state="not run; JetPack 7.2.2 has 11.4"),
-    Version("tensorrt-rtx", (1, 0), 22, _16, plugins="", by_level_families=SAMPLING_ENCODERS, state="not run"),
-    Version("tensorrt-rtx", (1, 4), 22, _16, plugins="", by_level_families=SAMPLING_ENCODERS, state="1.4.0 and 1.6.1 run on H100s and H200s, which NVIDIA does not list"),
+    Version("tensorrt-rtx", (1, 0), 22, _16, plugins="", by_level_for=SAMPLING_ENCODER, state="not run"),
+    Version("tensorrt-rtx", (1, 4), 22, _16, plugins="", by_level_for=SAMPLING_ENCODER, state="1.4.0 and 1.6.1 run on H100s and H200s, which NVIDIA does not list"),
     Version(
-        "tensorrt-rtx", (1, 7), 22, _16, grid_sample_linear=True, plugins="", by_level_families=SAMPLING_ENCODERS,
+        "tensorrt-rtx", (1, 7), 22, _16, grid_sample_linear=True, plugins="", by_level_for=SAMPLING_ENCODER,
         state="engines are built and read here; not run on a GPU, and it refuses an H100",
     ),
 )  # fmt: skip
@@ -114,7 +124,7 @@ class Fault:
         sms: compute capabilities it was seen on; empty: several, or any.
         precisions: types of the graph that bring it out; empty: any.
         layers: kinds of layers, as TensorRT names them, one of which a network must hold.
-        families: families that have it; empty: any with such layers.
+        families: which families have it, as `Family.engines` calls them; "": any with such layers.
         batch: whether it needs more than one image a run.
         action: "avoided" by how detrt writes graphs, "warn", or "refuse".
         instead: what to do.
@@ -131,7 +141,7 @@ class Fault:
     sms: tuple[int, ...] = ()
     precisions: tuple[str, ...] = ()
     layers: tuple[str, ...] = ()
-    families: tuple[str, ...] = ()
+    families: str = ""
     batch: bool = False
 
     def hits(
@@ -144,12 +154,11 @@ class Fault:
             and (not self.sms or sm in self.sms)
             and (not self.precisions or bool(set(self.precisions) & set(precisions)))
             and (not self.layers or bool(set(self.layers) & set(layers)))
-            and (not self.families or family in self.families)
+            and (not self.families or family in having(self.families))
             and (not self.batch or largest_batch > 1)
         )
 
 
-_DINOV3 = ("deimv2", "ecdet")  # ECDet has layers and rotary positions of DINOv3
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "GridSample in deformable attention samples wrongly", (10, 13), None, "warn", "--msda gather, the default",
@@ -174,11 +183,11 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "DINOv3 backbone in FP16 gives one class for everything", (10, 3), (10, 6), "refuse",
         "TensorRT 10.6 or newer, or --precision fp32", "NVIDIA/TensorRT#4723, DEIMv2#53 #112, Savant#1183",
-        precisions=("fp16",), layers=("SOFTMAX",), families=_DINOV3,
+        precisions=("fp16",), layers=("SOFTMAX",), families=DINOV3,
     ),
     Fault(
         "DINOv3 backbone is wrong also in FP32", (10, 4), (10, 5), "refuse", "another version of TensorRT",
-        "NVIDIA/TensorRT#4742", layers=("SOFTMAX",), families=_DINOV3,
+        "NVIDIA/TensorRT#4742", layers=("SOFTMAX",), families=DINOV3,
     ),
     Fault(
         "fused attention in 16 bits", (10, 0), (10, 17), "warn", "a newer TensorRT, or --precision fp32", "NVIDIA/TensorRT#4837",
@@ -202,17 +211,17 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "INT8 cross-attention of RT-DETR (AP 19.4 instead of 47.7)", (8, 5), None, "warn", "--keep-fp32 decoder",
-        "jacksonsc007/RTDETR_TensorRT_Deployment", precisions=("int8",), families=("rt_detr", "rt_detr_v2"),
+        "jacksonsc007/RTDETR_TensorRT_Deployment", precisions=("int8",), families=INT8_CROSS_ATTENTION,
     ),
     Fault(
         "the builder does not return for a quantized DETR", (8, 5), (8, 6), "refuse",
         "--precision fp16, which was faster than INT8 in every model that was measured", "docs/results/tensorrt.md#int8",
-        precisions=("int8",), families=("detr",),
+        precisions=("int8",), families=INT8_NEVER_BUILDS,
     ),
     Fault(
         "the builder does not return for a quantized Deformable DETR with a plugin", (8, 5), (8, 6), "refuse",
         "--precision fp16; gathers (--keep-gathers) were not tried", "docs/results/tensorrt.md#int8",
-        precisions=("int8",), layers=("PLUGIN_V2",), families=("deformable_detr",),
+        precisions=("int8",), layers=("PLUGIN_V2",), families=INT8_PLUGIN_NEVER_BUILDS,
     ),
     Fault(
         "engines of symbolic shapes are wrong at other sizes or prompt lengths than the usual one", (8, 5), (8, 6), "avoided",
@@ -228,11 +237,11 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "Deformable DETR of symbolic size with a plugin loses a fifth of its detections", (8, 5), (8, 6), "avoided",
-        "gathers, which such graphs keep", "docs/results/tensorrt.md#symbolic-shapes", families=("deformable_detr",), layers=("PLUGIN_V2",),
+        "gathers, which such graphs keep", "docs/results/tensorrt.md#symbolic-shapes", families=SYMBOLIC_PLUGIN, layers=("PLUGIN_V2",),
     ),
     Fault(
         "the builder does not end within 20 minutes for several phrases, or for prompts of several lengths", (8, 5), (8, 6), "avoided",
-        "one phrase a run, padded as published; add --batch 1, the only batch size that was compared", "docs/results/tensorrt.md#sam-3", families=("sam3",),
+        "one phrase a run, padded as published; add --batch 1, the only batch size that was compared", "docs/results/tensorrt.md#sam-3", families=ONE_PHRASE,
     ),
 )  # fmt: skip
 
@@ -311,8 +320,8 @@ def _range(since: Numbers, before: Numbers | None) -> str:
 def _plugin_words(row: Version) -> str:
     if not row.msda_plugin:
         return "none"
-    used = f", used for {', '.join(row.plugin_families)}" if row.plugin_families else ""
-    norm = f"; LayerNorm, used in FP16 for {', '.join(row.layer_norm_families)}" if row.layer_norm_families else ""
+    used = f", used for {', '.join(having(row.plugin_for))}" if row.plugin_for else ""
+    norm = f"; LayerNorm, used in FP16 for {', '.join(having(row.layer_norm_for))}" if row.layer_norm_for else ""
     return f"MSDA version {row.msda_plugin}{used}{norm}"
 
 
@@ -334,8 +343,8 @@ def tables() -> str:
             written.append("`linear` of GridSample")
         if not row.strongly_typed:
             written.append("the scale of an FP32 MatMul of an FP16 graph, before it")
-        if row.sigmoid_families:
-            written.append(f"FP32 Sigmoid in FP16 graphs of {', '.join(row.sigmoid_families)}")
+        if row.sigmoid_for:
+            written.append(f"FP32 Sigmoid in FP16 graphs of {', '.join(having(row.sigmoid_for))}")
         cells = (
             row.target,
             ".".join(map(str, row.since)),
@@ -356,7 +365,7 @@ def tables() -> str:
     ]
     for fault in FAULTS:
         cells = (
-            fault.what + (f" ({', '.join(fault.families)})" if fault.families else ""),
+            fault.what + (f" ({', '.join(having(fault.families))})" if fault.families else ""),
             _range(fault.since, fault.before),
             ", ".join(map(str, fault.sms)) or "any",
             ", ".join(fault.precisions) or "any",

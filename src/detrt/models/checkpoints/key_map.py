@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ...errors import SourceError
-from ..source import check_channels
+from ..checks import check_channels
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -9,12 +9,16 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SourceError
-from .assumed import ACTIVATIONS, Assumed
-from .key_map import LoadReport
-from .shapes import Shapes
+from ..checkpoints.assumed import ACTIVATIONS, Assumed
+from ..checkpoints.key_map import LoadReport
+from ..checkpoints.shapes import Shapes
+from .base import EDGES, SAMPLING_ENCODER, Family, Format, Processor, RandomModel
+from .sizes import BERT, LEVELS, SWIN_B, SWIN_T, TINY_GROUNDING, TINY_SWIN
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
+
+    from ...spec import TextSpec
 
 # No tensor has this number; every published model has it.
 HEADS = 8
@@ -185,3 +189,81 @@ def bert(shapes: Shapes, assumed: Assumed, root: str, projection: str) -> dict[s
         "intermediate_size": shapes.size(f"{root}.encoder.layer.0.intermediate.dense.weight"),
         "max_position_embeddings": shapes.size(f"{root}.embeddings.position_embeddings.weight"),
     }
+
+
+def grounding_row(name: str, model_type: str, title: str, example: str, **facts: Any) -> Family:
+    """A row of Grounding DINO or a model of its kind."""
+    return Family(
+        name=name,
+        model_type=model_type,
+        title=title,
+        example=example,
+        activation="sigmoid",
+        select="query",
+        max_detections=None,
+        mask=True,
+        shortest_edge=True,
+        deformable=True,
+        text="tokens",
+        processor=PROCESSOR,
+        text_processor="GroundingDinoProcessor",
+        licence="Apache-2.0",
+        since="5.23.0",
+        detector=_detector,
+        text_encoder=_text_encoder,
+        engines=frozenset((SAMPLING_ENCODER,)),
+        **facts,
+    )
+
+
+def _detector(module: nn.Module) -> nn.Module:
+    from ..arch.grounding_dino import GroundingDetector
+
+    return GroundingDetector(module)
+
+
+def _text_encoder(module: nn.Module, text: TextSpec) -> nn.Module:
+    from ..arch.grounding_dino import GroundingText
+
+    return GroundingText(module, text.separators)
+
+
+PROCESSOR = Processor("GroundingDino", EDGES)
+FAMILIES = (
+    grounding_row(
+        "grounding_dino",
+        "grounding-dino",
+        "Grounding DINO",
+        "IDEA-Research/grounding-dino-tiny",
+        rewrites={
+            "msda": {"MultiScaleDeformableAttention.forward": ("c21b48c80c88a553",)},
+            "tensors_only": {
+                "GroundingDinoBiMultiHeadAttention.forward": ("c507df1174244169",),
+                "GroundingDinoContrastiveEmbedding.forward": ("e8c53ae7708cf614",),
+                "GroundingDinoDecoder.forward": ("e25ad1e5a4421fb5",),
+                "GroundingDinoDecoderLayer.forward": ("a5185625fd96876f",),
+                "GroundingDinoEncoder.forward": ("d700f1b32990ac44",),
+                "GroundingDinoEncoderLayer.forward": ("a963f431f0cc710c",),
+                "GroundingDinoForObjectDetection.forward": ("f1da304deebfd9a5",),
+                "GroundingDinoFusionLayer.forward": ("b84492259bf9fa21",),
+                "GroundingDinoModel.forward": ("39f19cc64b4458d0",),
+                "GroundingDinoModel.generate_encoder_output_proposals": ("2b255212d86a9d3d",),
+                "GroundingDinoSinePositionEmbedding.forward": ("abe6096f121e046c",),
+                "GroundingDinoTextEnhancerLayer.forward": ("f87ba221bda41700",),
+                "encode_sinusoidal_position_embedding": ("e3a8c1761b2bdfac",),
+                "generate_masks_with_special_tokens_and_transfer_map": ("4d5a66f1e93c4477",),
+            },
+        },
+        random=(
+            RandomModel("grounding_dino", {"backbone_config": {**LEVELS, **SWIN_T}, "text_config": BERT}, TINY_GROUNDING),
+            RandomModel(
+                "grounding_dino-swin-b",
+                {"backbone_config": {**LEVELS, **SWIN_B}, "text_config": BERT},
+                {**TINY_GROUNDING, "backbone_config": {**TINY_SWIN, "window_size": 6}},
+            ),
+        ),
+        formats=(
+            Format("grounding_dino", ("IDEA-Research Grounding DINO",), recognise, settings, TABLE, SKIPPED, values=values),
+        ),
+    ),
+)

@@ -7,11 +7,10 @@ from typing import Any
 
 from ...errors import SourceError
 from ...spec import InputSpec
-from ..families import Family
-from ..preprocessor import read_input_spec
-from ..source import MASK_CLASS
-from .assumed import Assumed
-from .key_map import LoadReport, Table
+from ..checkpoints.assumed import Assumed
+from ..checkpoints.key_map import LoadReport, Table
+from ..checkpoints.shapes import Shapes, hgnet, levels_of, points_of
+from .base import MASK_CLASS, SIGMOID_IN_FP16, Family, Format, RandomModel, hybrid_row
 from .rt_detr import (
     ATTENTION,
     ENCODER_LAYER,
@@ -26,9 +25,7 @@ from .rt_detr import (
     prepare,
     trained_size,
 )
-from .shapes import Shapes, hgnet, levels_of, points_of
-
-__all__ = ["SKIPPED", "TABLE", "finish", "input_spec", "prepare", "recognise", "settings", "table"]
+from .sizes import TINY_HG
 
 
 def block_table(name: str, inner: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
@@ -111,7 +108,7 @@ def recognise(keys: set[str]) -> str | None:
     if _MASK_CONV in keys:
         return "d_fine_seg"
     marks = {"decoder.pre_bbox_head.layers.0.weight", "decoder.decoder.layers.0.linear1.weight"}
-    return "d_fine" if marks <= keys else None
+    return "d_fine" if marks <= keys and any(key.startswith("backbone.stem.") for key in keys) else None
 
 
 def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport) -> dict[str, Any]:
@@ -142,6 +139,8 @@ def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport)
 
 def input_spec(config: Any, family: Family, *, attend_padding: bool = False) -> InputSpec:
     """The authors' preprocessing. D-FINE-seg resizes with OpenCV's INTER_LINEAR, which does not antialias."""
+    from ..preprocessor import read_input_spec
+
     entry = read_input_spec(None, family, config)
     masks = any(name.endswith(MASK_CLASS) for name in config.architectures or ())
     return replace(entry, antialias=False, dtype="float32") if masks else entry
@@ -169,3 +168,58 @@ def refinement(shapes: Shapes, assumed: Assumed) -> dict[str, Any]:
         shapes.size(key)
         found[name] = float(shapes.state[key].flatten()[0])
     return found
+
+
+def settle_full_size(module: Any, generator: Any, full_size: bool) -> None:
+    """Statistics for the BatchNorms of a model whose decoder reads the output of the encoder as it is, in place."""
+    from ..random import settle_batch_norms
+
+    if full_size:
+        settle_batch_norms(module, generator)
+
+
+def _deim() -> Any:
+    from ..arch.deimv2 import DeimDFine
+
+    return DeimDFine
+
+
+def _with_masks() -> Any:
+    from ..arch.d_fine_seg import DFineForInstanceSegmentation
+
+    return DFineForInstanceSegmentation
+
+
+FORMAT = Format("d_fine", ("Peterande D-FINE",), recognise, settings, table, SKIPPED, prepare=prepare, finish=finish)
+_TINY = {**TINY_HG, "decoder_n_points": [3, 4, 2]}
+FAMILIES = (
+    hybrid_row(
+        "d_fine",
+        "d_fine",
+        "D-FINE",
+        "ustc-community/dfine-large-coco",
+        classes={f"DFine{MASK_CLASS}": _with_masks},
+        rewrites={"msda": {"multi_scale_deformable_attention_v2": ("a2f4f35b651aeb36", "a114bb8d455d13e6")}},
+        authors_input=input_spec,
+        random=(
+            RandomModel("d_fine", {}, _TINY),
+            RandomModel(
+                "d_fine-seg",
+                {"architectures": [f"DFine{MASK_CLASS}"], "mask_dim": 256, "mask_downsample_ratio": 4},
+                {**_TINY, "mask_dim": 32},
+            ),
+        ),
+        after_random=settle_full_size,
+        formats=(
+            replace(
+                FORMAT,
+                also="D-FINE, DEIM on D-FINE or RT-DETRv4: the keys are the same, and D-FINE computes another function (ReLU, "
+                "the others SiLU). Say which with --family d_fine, deim or rt_detr_v4",
+            ),
+            replace(FORMAT, name="d_fine_seg", titles=("ArgoHA D-FINE-seg",)),
+            replace(FORMAT, name="deim", titles=("DEIM on D-FINE",), model=_deim),
+            replace(FORMAT, name="rt_detr_v4", titles=("RT-DETRs RT-DETRv4",), model=_deim),
+        ),
+        engines=frozenset((SIGMOID_IN_FP16,)),
+    ),
+)

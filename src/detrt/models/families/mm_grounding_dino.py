@@ -8,11 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SourceError
+from ..checkpoints.assumed import ACTIVATIONS, Assumed
+from ..checkpoints.key_map import LoadReport, Table
+from ..checkpoints.shapes import Shapes
 from . import dino
-from .assumed import ACTIVATIONS, Assumed
-from .grounding_dino import FUSION, HEADS, bert, swin
-from .key_map import LoadReport, Table
-from .shapes import Shapes
+from .base import Format, RandomModel
+from .grounding_dino import FUSION, HEADS, bert, grounding_row, swin
+from .sizes import BERT, LEVELS, STAGES, SWIN_T, TINY_GROUNDING, TINY_SWIN, WIDE_SWIN
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -158,3 +160,55 @@ def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport)
         "decoder_bbox_embed_share": False,
         "decoder_cls_embed_share": False,
     }
+
+
+FAMILIES = (
+    grounding_row(
+        "mm_grounding_dino",
+        "mm-grounding-dino",
+        "MM-Grounding-DINO, LLMDet",
+        "openmmlab-community/mm_grounding_dino_tiny_o365v1_goldg_v3det",
+        rewrites={
+            "msda": {"MultiScaleDeformableAttention.forward": ("c21b48c80c88a553",)},
+            "tensors_only": {
+                "MMGroundingDinoBiMultiHeadAttention.forward": ("c507df1174244169",),
+                "MMGroundingDinoContrastiveEmbedding.forward": ("82f51d0e10c303c2",),
+                "MMGroundingDinoDecoder.forward": ("d77576e97d04c6f9",),
+                "MMGroundingDinoDecoderLayer.forward": ("a5185625fd96876f",),
+                "MMGroundingDinoEncoder.forward": ("9db52133bb3e43b6",),
+                "MMGroundingDinoEncoderLayer.forward": ("a963f431f0cc710c",),
+                "MMGroundingDinoForObjectDetection.forward": ("945a35630c387dcc",),
+                "MMGroundingDinoFusionLayer.forward": ("b84492259bf9fa21",),
+                "MMGroundingDinoModel.forward": ("3587b20d679e5332",),
+                "MMGroundingDinoModel.generate_encoder_output_proposals": ("2b255212d86a9d3d",),
+                "MMGroundingDinoSinePositionEmbedding.forward": ("abe6096f121e046c",),
+                "MMGroundingDinoTextEnhancerLayer.forward": ("12413c7db7995736",),
+                "encode_sinusoidal_position_embedding": ("e3a8c1761b2bdfac",),
+                "generate_masks_with_special_tokens_and_transfer_map": ("4d5a66f1e93c4477",),
+            },
+        },
+        random=(
+            RandomModel("mm_grounding_dino", {"backbone_config": {**LEVELS, **SWIN_T}, "text_config": BERT}, TINY_GROUNDING),
+            RandomModel(
+                "mm_grounding_dino-swin-l",
+                {
+                    "backbone_config": {**LEVELS, **WIDE_SWIN, "out_features": STAGES},
+                    "text_config": BERT,
+                    "num_feature_levels": 5,
+                },
+                {**TINY_GROUNDING, "backbone_config": {**TINY_SWIN, "out_features": STAGES}},
+            ),
+        ),
+        formats=(
+            Format(
+                "mm_grounding_dino",
+                ("mmdetection MM-Grounding-DINO", "iSEE-Laboratory LLMDet"),
+                recognise,
+                settings,
+                table,
+                SKIPPED,
+                values=values,
+            ),
+        ),
+    ),
+)

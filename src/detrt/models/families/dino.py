@@ -8,16 +8,18 @@ mmdetection alike. Backbones come under torchvision's names (ResNet), those of t
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SourceError
 from ...spec import InputSpec
-from ..families import IMAGENET_MEAN, IMAGENET_STD, Family
-from .assumed import Assumed
-from .key_map import LoadReport, Table
-from .shapes import Shapes
+from ..checkpoints.assumed import Assumed
+from ..checkpoints.key_map import LoadReport, Table
+from ..checkpoints.shapes import Shapes
+from .base import IMAGENET_MEAN, IMAGENET_STD, PLUGIN_IS_FASTER, SAMPLING_ENCODER, Family, Format, RandomModel
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -533,3 +535,121 @@ def _stages(shapes: Shapes, inputs: list[int], first: int) -> tuple[int, ...]:
     if not inputs or not set(inputs) <= set(known):
         raise SourceError(f"'{shapes.ref}': the neck reads maps of {inputs} channels, but the backbone's stages have {known}")
     return tuple(known.index(channels) for channels in inputs)
+
+
+def _random(settings: Mapping[str, Any], co: bool) -> nn.Module:
+    """The model with seeded weights; no parameter is zero or one, which would hide errors."""
+    import torch
+
+    from ..arch.dino import CoDino, Dino, DinoConfig
+    from ..random import SEED, keep_variance
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        module = (CoDino if co else Dino)(DinoConfig(**settings))
+        keep_variance(module)
+        for name, parameter in module.named_parameters():
+            if parameter.ndim == 1:
+                parameter.data += torch.randn_like(parameter) * 0.05
+            elif name.endswith(("_embed", "bias_table")):
+                parameter.data.normal_()
+            elif "sampling_offsets" in name:
+                # About a pixel at level 0, so that samples leave their pixel, and some the map.
+                parameter.data *= 3
+            elif name.endswith("layers.2.weight"):
+                parameter.data *= 0.3
+        for name, buffer in module.named_buffers():
+            if name.endswith("running_var"):
+                buffer.data.uniform_(0.6, 1.6)
+            elif name.endswith("running_mean"):
+                buffer.data.normal_(0, 0.1)
+    return module.eval().requires_grad_(False)
+
+
+# As published: DINO 4scale R50 and Swin-L (91 classes, as IDEA-Research trains COCO), Co-DINO 5scale R50, ViT-L and Swin-L (80 classes).
+_R50: dict[str, Any] = {
+    **{"num_labels": 91, "num_queries": 900, "levels": 4, "conv_bias": True},
+    **{"backbone": "resnet", "depths": (3, 4, 6, 3), "width": 64, "out_stages": (1, 2, 3)},
+}
+_SWIN_L = {**_R50, "backbone": "swin", "depths": (2, 2, 18, 2), "width": 192, "heads": (6, 12, 24, 48), "window": 12}
+_CO = {"num_labels": 80, "levels": 5, "out_stages": (0, 1, 2, 3), "conv_bias": False}
+_VIT_L = {
+    "backbone": "vit",
+    "depths": (24,),
+    "width": 1024,
+    "heads": (16,),
+    "hidden": 2730,
+    "patch": 16,
+    "positions": 1025,
+    "window": 24,
+    "windowed": tuple(i for i in range(24) if i % 4 != 3),
+    "out_stages": (0,),
+    "num_queries": 1500,
+}
+_TINY = {"num_queries": 20, "dim": 32, "ffn": 48, "encoder_layers": 2, "decoder_layers": 2, "groups": 8}
+_TINY_RESNET = {**_TINY, "depths": (1, 1, 1, 1), "width": 8}
+_TINY_SWIN = {**_TINY, "depths": (2, 2, 2, 2), "width": 16, "heads": (1, 2, 4, 8), "window": 4}
+_TINY_VIT = {
+    **_TINY,
+    "depths": (4,),
+    "width": 32,
+    "heads": (2,),
+    "hidden": 43,
+    "positions": 50,
+    "window": 3,
+    "windowed": (0, 1, 2),
+}
+FORMAT = Format(
+    "dino",
+    ("IDEA-Research DINO", "mmdetection DINO"),
+    recognise,
+    settings,
+    table,
+    skipped,
+    relatives=RELATIVES,
+    build=build,
+    facts=facts,
+    values=values,
+    check=check,
+)
+_FACTS: dict[str, Any] = {
+    "mask": True,
+    "shortest_edge": True,
+    "activation": "sigmoid",
+    "select": "topk",
+    "max_detections": 300,
+    "deformable": True,
+    "own": True,
+    "authors_input": input_spec,
+}
+FAMILIES = (
+    Family(
+        name="dino",
+        model_type="",
+        title="DINO",
+        example="",
+        licence="Apache-2.0",
+        random=(RandomModel("dino", _R50, _TINY_RESNET), RandomModel("dino-swin-l", _SWIN_L, _TINY_SWIN)),
+        build_random=lambda settings: _random(settings, co=False),
+        formats=(FORMAT,),
+        engines=frozenset((SAMPLING_ENCODER, PLUGIN_IS_FASTER)),
+        **_FACTS,
+    ),
+    Family(
+        name="co_dino",
+        model_type="",
+        title="Co-DINO",
+        example="",
+        nms="soft_nms",
+        licence="MIT",
+        random=(
+            RandomModel("co_dino-r50", {**_R50, **_CO}, _TINY_RESNET),
+            RandomModel("co_dino-vit-l", {**_R50, **_CO, **_VIT_L}, _TINY_VIT, row=family_facts("vit")),
+            RandomModel("co_dino-swin-l", {**_SWIN_L, **_CO}, _TINY_SWIN),
+        ),
+        build_random=lambda settings: _random(settings, co=True),
+        formats=(replace(FORMAT, name="co_dino", titles=("Sense-X Co-DETR", "mmdetection CO-DETR")),),
+        engines=frozenset((SAMPLING_ENCODER, PLUGIN_IS_FASTER)),
+        **_FACTS,
+    ),
+)

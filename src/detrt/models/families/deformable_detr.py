@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from .assumed import ACTIVATIONS, Assumed
+from ..checkpoints.assumed import ACTIVATIONS, Assumed
+from ..checkpoints.key_map import LoadReport
+from ..checkpoints.shapes import Shapes, levels_of, resnet
+from .base import (
+    EDGES,
+    INT8_PLUGIN_NEVER_BUILDS,
+    LAYER_NORM_PLUGIN_IS_FASTER,
+    PLUGIN_IS_FASTER,
+    RESNET_DETR,
+    SAMPLING_ENCODER,
+    SYMBOLIC_PLUGIN,
+    Family,
+    Format,
+    Processor,
+    RandomModel,
+)
 from .detr import HEADS, RESNET
-from .key_map import LoadReport
-from .shapes import Shapes, levels_of, resnet
+from .sizes import STAGES, TINY_DETR, tiny_resnet
+from .sizes import resnet as published_resnet
 
 _LAYER = (("linear1", "mlp.fc1"), ("linear2", "mlp.fc2"))
 
@@ -41,7 +57,6 @@ TABLE = (
     ("class_embed.#.@", "class_embed.#.@"),
     ("bbox_embed.#.layers.#.@", "bbox_embed.#.layers.#.@"),
 )
-SKIPPED: dict[str, str] = {}
 
 
 def recognise(keys: set[str]) -> str | None:
@@ -92,3 +107,57 @@ def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport)
         "with_box_refine": "transformer.decoder.bbox_embed.0.layers.0.weight" in shapes,
         "dilation": dilated,
     }
+
+
+PROCESSOR = Processor("DeformableDetr", EDGES)
+FORMAT = Format("deformable_detr", ("fundamentalvision Deformable DETR",), recognise, settings, TABLE)
+_TWO_STAGE = {"two_stage": True, "with_box_refine": True, "two_stage_num_proposals": 300}
+_PYRAMID = {**published_resnet("resnet50"), "out_features": STAGES[1:]}  # the fourth level is made of it
+_TINY = {**TINY_DETR, "backbone_config": tiny_resnet()}
+_LAST = {"out_features": ["stage4"]}
+FAMILIES = (
+    Family(
+        name="deformable_detr",
+        model_type="deformable_detr",
+        title="Deformable DETR",
+        example="SenseTime/deformable-detr",
+        processor=PROCESSOR,
+        queries=(("two_stage_num_proposals", "two_stage"), "num_queries"),
+        deformable=True,
+        rewrites={
+            "msda": {"MultiScaleDeformableAttention.forward": ("c21b48c80c88a553",)},
+            "symbolic_shapes": {
+                "DeformableDetrModel.forward": (
+                    "e3a4b576a446c266",
+                    "6ff23ab3155a17c6",
+                    "1e57d041c6a30036",
+                    "c38b116c984d4cae",
+                    "cb84c379832c04e4",
+                ),
+                "DeformableDetrModel.gen_encoder_output_proposals": ("cf2ac8b98a7a3f1c", "5b24387b7f7aa28d", "e834ffc0e7ab9a0b"),
+                "DeformableDetrEncoder.get_reference_points": ("21e119814bd280ee", "bb4f51fee94e0ea5", "906f391e3614ae16"),
+            },
+        },
+        **RESNET_DETR,
+        random=(
+            RandomModel("deformable_detr", {"backbone_config": _PYRAMID, **_TWO_STAGE}, {**_TINY, "two_stage_num_proposals": 12}),
+            RandomModel("deformable_detr-refine", {"backbone_config": _PYRAMID, "with_box_refine": True}, _TINY),
+            RandomModel("deformable_detr-plain", {"backbone_config": _PYRAMID}, _TINY),
+            RandomModel(
+                "deformable_detr-single-scale",
+                {"backbone_config": {**published_resnet("resnet50"), **_LAST}, "num_feature_levels": 1},
+                {**TINY_DETR, "backbone_config": {**tiny_resnet(), **_LAST}},
+            ),
+        ),
+        formats=(FORMAT, replace(FORMAT, name="deformable_detr-dc5", titles=("fundamentalvision Deformable DETR, DC5",))),
+        engines=frozenset(
+            (
+                SAMPLING_ENCODER,
+                PLUGIN_IS_FASTER,
+                LAYER_NORM_PLUGIN_IS_FASTER,
+                INT8_PLUGIN_NEVER_BUILDS,
+                SYMBOLIC_PLUGIN,
+            )
+        ),
+    ),
+)

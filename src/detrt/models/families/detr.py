@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from .assumed import ACTIVATIONS, Assumed
-from .key_map import LoadReport, Table
-from .shapes import Shapes, resnet
+from ..checkpoints.assumed import ACTIVATIONS, Assumed
+from ..checkpoints.key_map import LoadReport, Table
+from ..checkpoints.shapes import Shapes, resnet
+from .base import INT8_NEVER_BUILDS, LAYER_NORM_PLUGIN_IS_FASTER, RESNET_DETR, SOFTMAX, Family, Format, RandomModel
+from .sizes import TINY_DETR, tiny_resnet
+from .sizes import resnet as published_resnet
 
 HEADS = 8  # of every published model
 RESNET = (
@@ -74,7 +78,6 @@ TABLE = (
     ("class_embed.@", "class_labels_classifier.@"),
     ("bbox_embed.layers.#.@", "bbox_predictor.layers.#.@"),
 )
-SKIPPED: dict[str, str] = {}
 
 
 def recognise(keys: set[str]) -> str | None:
@@ -109,3 +112,23 @@ def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport)
         "activation_function": assumed.choice("activation", "relu", ACTIVATIONS),
     }
     return {**found, "dilation": dilated}
+
+
+FORMAT = Format("detr", ("facebookresearch DETR",), recognise, settings, TABLE)
+FAMILIES = (
+    Family(
+        name="detr",
+        model_type="detr",
+        title="DETR",
+        example="facebook/detr-resnet-50",
+        **{**RESNET_DETR, **SOFTMAX},
+        random=(
+            RandomModel(
+                "detr", {"backbone_config": published_resnet("resnet50")}, {**TINY_DETR, "backbone_config": tiny_resnet()}
+            ),
+        ),
+        formats=(FORMAT, replace(FORMAT, name="detr-dc5", titles=("facebookresearch DETR, DC5",))),
+        relatives=(("detr.transformer.**", "a facebookresearch DETR for panoptic segmentation; detrt reads the detectors"),),
+        engines=frozenset((LAYER_NORM_PLUGIN_IS_FASTER, INT8_NEVER_BUILDS)),
+    ),
+)

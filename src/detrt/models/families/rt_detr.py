@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SourceError
-from .assumed import ACTIVATIONS, Assumed
-from .key_map import LoadReport
-from .shapes import Shapes, hgnet, levels_of, points_of
+from ..checkpoints.assumed import ACTIVATIONS, Assumed
+from ..checkpoints.key_map import LoadReport
+from ..checkpoints.shapes import Shapes, hgnet, levels_of, points_of
+from .base import INT8_CROSS_ATTENTION, Format, RandomModel, hybrid_row
+from .sizes import TINY_RT
 
 if TYPE_CHECKING:
     from torch import nn
@@ -351,3 +353,19 @@ def presnet(shapes: Shapes) -> dict[str, Any]:
         "depths": [shapes.count(f"backbone.res_layers.{i}.blocks.#.") for i in range(stages)],
         "layer_type": "bottleneck" if bottleneck else "basic",
     }
+
+
+FORMAT = Format("rt_detr", ("lyuwenyu RT-DETR",), recognise, settings, TABLE, skipped, prepare=prepare, finish=finish)
+FAMILIES = (
+    hybrid_row(
+        "rt_detr",
+        "rt_detr",
+        "RT-DETR",
+        "PekingU/rtdetr_r50vd",
+        rewrites={"msda": {"MultiScaleDeformableAttention.forward": ("c21b48c80c88a553",)}},
+        layouts=("ultralytics",),
+        random=(RandomModel("rt_detr", {}, TINY_RT),),
+        formats=(FORMAT,),
+        engines=frozenset((INT8_CROSS_ATTENTION,)),
+    ),
+)

@@ -6,16 +6,17 @@ from math import isqrt
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SourceError
-from ..source import MASK_CLASS
-from .assumed import Assumed
+from ..checkpoints.assumed import Assumed
+from ..checkpoints.key_map import LoadReport, Table
+from ..checkpoints.shapes import Shapes
+from .base import ATTENDS_BY_MASK, EDGES, MASK_CLASS, Family, Format, Processor, RandomModel
 from .detr import decoder_layer
-from .key_map import LoadReport, Table
-from .shapes import Shapes
+from .sizes import TINY_LW
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from .state_file import StateFile
+    from ..checkpoints.state_file import StateFile
 
 
 _ENCODER, _LAYER = "backbone.0.encoder.encoder", "model.backbone.backbone.encoder.layer.#"
@@ -167,3 +168,98 @@ def finish(module: nn.Module) -> None:
     for norm in inner.backbone.projector.modules():
         if hasattr(norm, "eps"):
             norm.eps = 1e-6
+
+
+_WIDE = {
+    **{"d_model": 512, "decoder_layers": 5, "decoder_n_points": 4},
+    **{"decoder_self_attention_heads": 16, "decoder_cross_attention_heads": 32, "num_labels": 366},
+}
+
+
+def _published(side: int, patch: int, windows: int, **settings: int) -> dict[str, Any]:
+    """A published RF-DETR, trained at `side` pixels: a ViT-S, or a ViT-B below a wide decoder."""
+    wide = settings.get("d_model", 256) > 256
+    backbone = {
+        **{"model_type": "rf_detr_dinov2", "num_hidden_layers": 12, "image_size": side, "patch_size": patch},
+        **{"hidden_size": 768 if wide else 384, "num_attention_heads": 12 if wide else 6, "num_windows": windows},
+        "out_features": ["stage3", "stage6", "stage9", "stage12"],
+    }
+    return {"backbone_config": backbone, "decoder_n_points": 2, **settings}
+
+
+def _tiny(patch: int, windows: int) -> dict[str, Any]:
+    backbone = {
+        **{"model_type": "rf_detr_dinov2", "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4},
+        **{"image_size": 8 * patch, "patch_size": patch, "num_windows": windows, "out_indices": [2, 4]},
+    }
+    return {**TINY_LW, "intermediate_size": 48, "backbone_config": backbone}
+
+
+def _published_masks(side: int, *, layers: int, queries: int, windows: int = 2) -> dict[str, Any]:
+    """A published RF-DETR-Seg, trained at `side` pixels."""
+    full = _published(side, 12, windows, decoder_layers=layers, num_queries=queries)
+    return {**full, "architectures": [f"RfDetr{MASK_CLASS}"]}
+
+
+# The authors antialias, the processor of transformers does not.
+PROCESSOR = Processor(
+    "RfDetr",
+    EDGES,
+    not_antialiased=(2, False),
+    authors_antialias=True,
+    antialiased_in=("5.12.1", "5.15.1"),
+    like="DeformableDetr",
+)
+FAMILIES = (
+    Family(
+        name="rf_detr",
+        model_type="rf_detr",
+        title="RF-DETR",
+        activation="sigmoid",
+        select="topk",
+        max_detections=None,
+        example="Roboflow/rf-detr-medium",
+        no_mask=ATTENDS_BY_MASK,
+        dynamic=False,
+        fixed_reason=(
+            "its backbone resizes the position table with an antialiased bicubic filter, which no TensorRT version "
+            "has; detrt computes that table for one size before the export"
+        ),
+        multiple_of="windows",
+        size=None,
+        processor=PROCESSOR,
+        reducible=True,
+        licence="Apache-2.0; XL and 2XL: Roboflow Platform Model License 1.0 (PML-1.0)",
+        deformable=True,
+        since="5.12.1",
+        rewrites={
+            "msda": {"MultiScaleDeformableAttention.forward": ("c21b48c80c88a553",)},
+            "symbolic_shapes": {
+                "RfDetrModel.forward": ("9058633959d0bb28", "d3cdf546e76068ee"),
+                "RfDetrModel.gen_encoder_output_proposals": ("3bdc32ee4500d2ff", "525e003946ce095e"),
+            },
+            "frozen_positions": {"RfDetrDinov2Embeddings.interpolate_pos_encoding": ("aad1b5dd93675339",)},
+        },
+        layouts=("rf-detr",),
+        random=(
+            RandomModel("rf_detr", {}, _tiny(14, 2)),
+            RandomModel("rf_detr-large", _published(704, 16, 2, decoder_layers=4), _tiny(16, 2)),
+            RandomModel("rf_detr-xlarge", _published(700, 20, 1, **_WIDE), _tiny(20, 1)),
+            RandomModel("rf_detr-2xlarge", _published(880, 20, 2, **_WIDE), _tiny(20, 2)),
+            RandomModel("rf_detr-seg", _published_masks(432, layers=5, queries=200), _tiny(14, 2)),  # the published medium
+            *(
+                RandomModel(f"rf_detr-seg-{name}", full, _tiny(14, 2), size=True)
+                for name, full in (
+                    ("nano", _published_masks(312, windows=1, layers=4, queries=100)),
+                    ("small", _published_masks(384, layers=4, queries=100)),
+                    ("large", _published_masks(504, layers=5, queries=200)),
+                    ("xlarge", _published_masks(624, layers=6, queries=300)),
+                    ("2xlarge", _published_masks(768, layers=6, queries=300)),
+                )
+            ),
+        ),
+        formats=(
+            Format("rf_detr", ("Roboflow RF-DETR",), recognise, settings, table, SKIPPED, finish=finish, names_start=names_start),
+        ),
+    ),
+)
