@@ -11,7 +11,7 @@ DOCS := build/docs-venv
 # The installation compiles no bytecode: without files of it every process would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-fast test-slow test-transformers test-torchvision test-lowest setup lint docs wheel clean cpp-early cpp-setup cpp-sanitize cpp-build cpp-check cpp-test cpp-test-slow cpp-aarch64
+.PHONY: demo test triton test-fast test-slow test-transformers test-torchvision test-lowest setup lint docs wheel clean cpp-early cpp-setup cpp-sanitize cpp-build cpp-check cpp-test cpp-test-slow cpp-aarch64
 
 demo: setup
 	$(BIN)/detrt demo -o demo --target tensorrt-rtx
@@ -20,6 +20,7 @@ demo: setup
 # Debian packages cannot be had, its tests say so and are left out.
 test:
 	$(MAKE) --no-print-directory -j 2 setup cpp-early
+	$(MAKE) --no-print-directory triton || echo "Triton Inference Server could not be had; its tests are left out." >&2
 	if test -d $(CPP_BUILD)/sanitize; then $(MAKE) --no-print-directory cpp-check; fi
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
@@ -73,6 +74,20 @@ test-torchvision: setup
 	  -k "rf_detr or pp_doclayout or omdet or torchvision or as_its_users" tests/bench/test_bundles.py \
 	  tests/data/test_preprocess_parity.py tests/evaluation/test_published.py tests/export/test_masks.py tests/export/test_saved_folders.py \
 	  tests/export/test_sam3.py
+
+# Triton Inference Server for its tests, from the wheel of pytriton (55 MB), which has the plain server with its Python backend. The
+# environment of its models shares all packages with $(VENV) but NumPy: the backend is built for NumPy 1.
+TRITON := build/triton-2.51
+
+triton: $(TRITON)/.installed
+
+$(TRITON)/.installed: $(VENV)/.installed
+	test -x $(TRITON)/bin/python || $(BIN)/python -m venv --without-pip $(TRITON)
+	own=$$($(TRITON)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$own/shared.pth; echo "$(CURDIR)/src" >> $$own/shared.pth
+	$(BIN)/python -m pip --python $(TRITON)/bin/python install --quiet --disable-pip-version-check --no-deps --no-compile \
+	  --only-binary :all: numpy==1.26.4 nvidia-pytriton==0.7.0
+	touch $@
 
 CPP_PACKAGES := g++ cmake ninja-build nlohmann-json3-dev libjpeg-dev libpng-dev libssl-dev libstb-dev libcli11-dev doctest-dev
 CPP_BUILD := build/cpp

@@ -147,7 +147,7 @@ def tensors(chance: random.Random, files: list[bytes]) -> Request:
     length = chance.choice((len(head), len(head) - 1, 0, -5, 10**12, "x"))
     headers = {"Inference-Header-Content-Length": str(length)} if chance.random() < 0.6 else {}
     return {
-        "path": chance.choice(("/v2/models/{}/infer", "/v2/models/{}/versions/9/infer")),
+        "path": chance.choice(("/v2/models/{}/infer", "/v2/models/{}:graph/infer", "/v2/models/{}/versions/9/infer")),
         "content": head + tail,
         "headers": headers,
     }

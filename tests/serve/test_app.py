@@ -345,11 +345,12 @@ def test_tritonclient_asks_about_models(triton):
     assert triton.is_server_live() and triton.is_server_ready()
     assert triton.is_model_ready("shapes") and triton.is_model_ready("shapes", "1")
     assert triton.get_server_metadata()["name"] == "detrt"
-    tensors = triton.get_model_metadata("shapes")
+    assert triton.get_model_metadata("shapes")["inputs"][0] == {"name": "IMAGE", "datatype": "BYTES", "shape": [-1, 1]}
+    tensors = triton.get_model_metadata("shapes:graph")
     assert tensors["inputs"] == [{"name": "pixel_values", "datatype": "UINT8", "shape": [-1, 3, -1, -1]}]
     assert [row["name"] for row in tensors["outputs"]] == ["logits", "pred_boxes"]
-    assert triton.get_model_config("shapes")["max_batch_size"] == 8
-    assert {row["name"] for row in triton.get_model_repository_index()} == {"shapes", "asked"}
+    assert triton.get_model_config("shapes:graph")["max_batch_size"] == 8
+    assert {row["name"] for row in triton.get_model_repository_index()} == {"shapes", "shapes:graph", "asked", "asked:graph"}
 
 
 @pytest.mark.parametrize("binary_in", [True, False])
@@ -365,7 +366,7 @@ def test_tritonclient_infers(triton, folder, binary_in, binary_out):
     given.set_data_from_numpy(pixels, binary_data=binary_in)
     asked = [InferRequestedOutput(name, binary_data=binary_out) for name in ("pred_boxes", "logits")]
     options = {"request_compression_algorithm": "gzip"} if binary_in else {}
-    answer = triton.infer("shapes", [given], outputs=asked, request_id="r7", **options)
+    answer = triton.infer("shapes:graph", [given], outputs=asked, request_id="r7", **options)
     assert answer.get_response()["id"] == "r7"
     for name, array in wanted.items():
         np.testing.assert_allclose(answer.as_numpy(name), array, rtol=1e-3, atol=1e-3)
@@ -380,7 +381,7 @@ def test_tritonclient_requests_share_batches(triton, folder):
         pixels = sets[turn % 3][0]["pixel_values"]
         given = InferInput("pixel_values", list(pixels.shape), "UINT8")
         given.set_data_from_numpy(pixels)
-        waiting.append(triton.async_infer("shapes", [given]))
+        waiting.append(triton.async_infer("shapes:graph", [given]))
     for turn, one in enumerate(waiting):
         got = one.get_result()
         for name, array in sets[turn % 3][1].items():
@@ -400,14 +401,14 @@ def test_tritonclient_is_refused_in_words(triton):
 
     pixels = np.zeros((1, 3, 320, 320), np.uint8)
     assert "no model 'none'" in infer("none", "pixel_values", pixels, "UINT8")
-    assert "is not one of the model's: pixel_values" in infer("shapes", "pixels", pixels, "UINT8")
-    assert "must be UINT8" in infer("shapes", "pixel_values", pixels.astype(np.float32), "FP32")
-    assert "at most 8" in infer("shapes", "pixel_values", np.repeat(pixels, 9, axis=0), "UINT8")
-    assert "version 1 only" in infer("shapes", "pixel_values", pixels, "UINT8", model_version="3")
-    assert "pixels; at most" in infer("shapes", "pixel_values", np.zeros((1, 3, 3200, 3200), np.uint8), "UINT8")
-    assert "missing: " in infer("asked", "pixel_values", np.zeros((1, 3, 8, 12), np.uint8), "UINT8")
+    assert "is not one of the model's: pixel_values" in infer("shapes:graph", "pixels", pixels, "UINT8")
+    assert "must be UINT8" in infer("shapes:graph", "pixel_values", pixels.astype(np.float32), "FP32")
+    assert "at most 8" in infer("shapes:graph", "pixel_values", np.repeat(pixels, 9, axis=0), "UINT8")
+    assert "version 1 only" in infer("shapes:graph", "pixel_values", pixels, "UINT8", model_version="3")
+    assert "pixels; at most" in infer("shapes:graph", "pixel_values", np.zeros((1, 3, 3200, 3200), np.uint8), "UINT8")
+    assert "missing: " in infer("asked:graph", "pixel_values", np.zeros((1, 3, 8, 12), np.uint8), "UINT8")
     assert "both sides must be positive multiples of 32; the nearest are" in infer(
-        "shapes", "pixel_values", pixels[:, :, :7, :7], "UINT8"
+        "shapes:graph", "pixel_values", pixels[:, :, :7, :7], "UINT8"
     )
 
 

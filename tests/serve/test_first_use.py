@@ -84,7 +84,7 @@ def test_sizes_that_the_model_cannot_take_are_refused_in_words(server):
     """Not in those of ONNX Runtime, with a file and a line of its source."""
     row = {"name": "pixel_values", "shape": [1, 3, 10, 13], "datatype": "UINT8", "data": [0] * 390}
     request = urllib.request.Request(
-        f"{server.address}/v2/models/toy/infer",
+        f"{server.address}/v2/models/toy:graph/infer",
         json.dumps({"inputs": [row]}).encode(),
         {"Content-Type": "application/json"},
     )

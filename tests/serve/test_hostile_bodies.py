@@ -44,7 +44,7 @@ SIZE = 4 * MIB  # bytes of a body; the slow tests send bodies near the limit of 
 
 
 # name -> (path, content type, body, statuses)
-V1, V2 = "/v1/detect", "/v2/models/toy/infer"
+V1, V2 = "/v1/detect", "/v2/models/toy:graph/infer"
 BODIES = {
     "numbers for images": (V1, JSON, lambda: b'{"images":[' + fill(b"1,") + b"1]}", {413}),
     "small numbers for images": (V1, JSON, lambda: b'{"images":[' + fill(b"1,", 60_000) + b"1]}", {413}),

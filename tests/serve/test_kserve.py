@@ -128,3 +128,50 @@ def test_lengths():
             parse_infer(b"{}", length, INPUTS, OUTPUTS)
     with pytest.raises(Refused, match="3 bytes follow the JSON, but the inputs name 0"):
         parse({"inputs": [X, Y]}, b"abc")
+
+
+TEXTS = (TensorInfo("t", "bytes", ("batch", "names")), TensorInfo("x", "uint8", ("batch", 2)))
+
+
+def parse_texts(row, tail=b"", **options):
+    head = json.dumps({"inputs": [{"name": "t", "datatype": "BYTES", **row}]}).encode()
+    return parse_infer(head + tail, len(head) if tail else None, TEXTS, TEXTS, optional=True, **options).inputs["t"]
+
+
+def packed(*elements):
+    return b"".join(len(one).to_bytes(4, "little") + one for one in elements)
+
+
+def test_bytes_in_both_forms():
+    tail = packed(b"a", b"", "ü".encode(), b"\xff")
+    got = parse_texts({"shape": [2, 2], "parameters": {"binary_data_size": len(tail)}}, tail)
+    assert got.tolist() == [[b"a", b""], ["ü".encode(), b"\xff"]]
+    assert parse_texts({"shape": [1, 2], "data": ["a", "ü"]}).tolist() == [[b"a", "ü".encode()]]
+    request = InferRequest("", {}, (("t", True),))
+    body, length = build_infer("m", request, {"t": got})
+    assert body[length:] == tail and json.loads(body[:length])["outputs"][0]["datatype"] == "BYTES"
+    body, _ = build_infer("m", InferRequest("", {}, (("t", False),)), {"t": got[:1]})
+    assert json.loads(body)["outputs"][0]["data"] == ["a", ""]
+
+
+@pytest.mark.parametrize(
+    ("row", "tail", "words"),
+    [
+        ({"shape": [1, 2], "data": ["a"]}, b"", "needs 2 numbers|needs 2"),
+        ({"shape": [1, 1], "data": [1]}, b"", "as texts"),
+        ({"shape": [1, 1], "parameters": {"binary_data_size": 5}}, packed(b"abc"), "5 bytes|needs 1 elements"),
+        ({"shape": [1, 1], "parameters": {"binary_data_size": 7}}, b"\xff\xff\xff\xffabc", "needs 1 elements"),
+        ({"shape": [1, 2], "parameters": {"binary_data_size": 7}}, packed(b"abc"), "needs 2 elements"),
+        ({"shape": [1, 1], "parameters": {"binary_data_size": 10}}, packed(b"a", b"b"), "needs 1 elements"),
+        ({"shape": [1, 1], "parameters": {"binary_data_size": -1}}, packed(b"a"), "binary_data_size says -1"),
+        ({"shape": [2**20, 2**20], "parameters": {"binary_data_size": 5}}, packed(b"a"), "elements"),
+    ],
+)
+def test_bytes_that_are_wrong(row, tail, words):
+    with pytest.raises(Refused, match=words):
+        parse_texts(row, tail)
+
+
+def test_inputs_that_may_be_left_out():
+    with pytest.raises(Refused, match="missing"):
+        parse_infer(b'{"inputs": []}', None, TEXTS, TEXTS, optional=True)

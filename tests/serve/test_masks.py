@@ -46,10 +46,10 @@ def test_the_answer_has_the_masks_of_a_detector(client, model):
 def test_kserve_returns_the_maps(client, model):
     with open_session(model) as session:
         want = session.run({"pixel_values": np.full((1, 3, 8, 12), 200, np.uint8)})["mask_logits"]
-    outputs = {row["name"]: row for row in client.get("/v2/models/masked").json()["outputs"]}
+    outputs = {row["name"]: row for row in client.get("/v2/models/masked:graph").json()["outputs"]}
     assert outputs["mask_logits"]["shape"] == [-1, 4, 4, 6]
     pixels = {"name": "pixel_values", "datatype": "UINT8", "shape": [1, 3, 8, 12], "data": [200] * 288}
-    answer = client.post("/v2/models/masked/infer", json={"inputs": [pixels], "outputs": [{"name": "mask_logits"}]}).json()
+    answer = client.post("/v2/models/masked:graph/infer", json={"inputs": [pixels], "outputs": [{"name": "mask_logits"}]}).json()
     np.testing.assert_allclose(np.reshape(answer["outputs"][0]["data"], want.shape), want, rtol=1e-6)
 
 

@@ -110,7 +110,7 @@ def mixed(count: int):
                 b'--b\r\nContent-Disposition: form-data; name="images"; filename="a"\r\n\r\n' + picture + b"\r\n--b--\r\n",
                 "multipart/form-data; boundary=b",
             ),
-            ("/v2/models/toy/infer", json.dumps({"inputs": [tensor]}).encode(), "application/json"),
+            ("/v2/models/toy:graph/infer", json.dumps({"inputs": [tensor]}).encode(), "application/json"),
         )
         path, body, kind = kinds[number % len(kinds)]
         yield RandomRequest("mixed", path, body[: len(body) // 2] if number % 10 == 9 else body, {"Content-Type": kind})

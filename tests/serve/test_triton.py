@@ -1,361 +1,401 @@
-"""`detrt triton-repo`: read with Triton's own schema, compared with the model's tensors, and run step by step as Triton does.
-
-Triton itself is not run: its backends are stood in for by ONNX Runtime and by calling the Python models.
-"""
+"""`detrt triton-repo`, in the real Triton Inference Server on the CPU, through `tritonclient` over HTTP and gRPC."""
 
 from __future__ import annotations
 
-import importlib.util
-import io
 import json
-import sys
-import types
-from dataclasses import replace
+import signal
+import threading
+import time
+import urllib.request
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
-pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
-model_config = pytest.importorskip("tritonclient.grpc.model_config_pb2", reason="tritonclient[grpc] is not installed")
-from cli_support import cli, place, snapshot  # noqa: F401 - fixtures
-from google.protobuf import text_format
+httpx = pytest.importorskip("httpx", reason="needs the 'dev' extra")
+pytest.importorskip("fastapi", reason="needs the 'serve' extra")
+onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
+over_http = pytest.importorskip("tritonclient.http", reason="needs the 'dev' extra")
+over_grpc = pytest.importorskip("tritonclient.grpc", reason="needs the 'dev' extra")
 
-from detrt import Detector, files
-from detrt.backends.onnxruntime.session import OnnxSession
-from detrt.backends.tensorrt.config import EngineConfig
-from detrt.backends.tensorrt.profile import NetworkTensor, plan_profile
-from detrt.bundle import Bundle, BundleFile, EngineFacts
-from detrt.errors import EngineError, OutputError, SpecError
+from triton_support import ENVIRONMENT, Triton, require_triton
+
+require_triton()
+
+from cli_support import cli, write_onnx  # noqa: F401 - a fixture
+from serve_support import Server, png, together, wait_until
+from tritonclient.utils import InferenceServerException
+
+from detrt import Detections, Detector
+from detrt.cli import main
+from detrt.detections import Masks
+from detrt.graph.io import read_spec, with_spec
 from detrt.serve.triton import write_triton_repo
 from detrt.serve.triton_config import TritonConfig
-from detrt.spec import TextSpec
 
-NUMPY = {"TYPE_UINT8": "uint8", "TYPE_INT64": "int64", "TYPE_FP32": "float32", "TYPE_STRING": "object"}
-
-
-def read(path):
-    return text_format.Parse(Path(path).read_text("utf-8"), model_config.ModelConfig())
+# A stretched family, a padded one, one that takes a prompt, and masks.
+FAMILIES = {"rt_detr_v2": "", "detr": "", "grounding_dino": "red. blue.", "rf_detr-seg": ""}
+CLIENTS = {"http": over_http, "grpc": over_grpc}
+SIZES = [(60, 90), (90, 60), (64, 64), (48, 100), (100, 48), (60, 90), (80, 72), (50, 98)]
 
 
-def type_of(tensor):
-    return model_config.DataType.Name(tensor.data_type)
+def bundle_of(path: Path, folder: Path) -> Path:
+    assert main(["build", str(path), "-o", str(folder), "--target", "onnx", "--json", f"{folder}.json"]) == 0
+    return folder
 
 
-class PythonBackend(types.ModuleType):
-    """What Triton gives to its Python models, as far as ours use it."""
-
-    def __init__(self):
-        super().__init__("triton_python_backend_utils")
-        backend = self
-
-        class Tensor:
-            def __init__(self, name, value):
-                self._name, self._value = name, value
-
-            def name(self):
-                return self._name
-
-            def as_numpy(self):
-                return self._value
-
-        class TritonError:
-            def __init__(self, message):
-                self.text = message
-
-            def message(self):
-                return self.text
-
-        class InferenceResponse:
-            def __init__(self, output_tensors, error=None):
-                self.tensors, self.error = output_tensors, error
-
-        backend.Tensor, backend.TritonError, backend.InferenceResponse = Tensor, TritonError, InferenceResponse
-        backend.get_input_tensor_by_name = lambda request, name: request[name]
+@pytest.fixture(scope="module")
+def shades(tmp_path_factory):
+    """A bundle of a few nodes, whose detections tell the colour of an image."""
+    place = tmp_path_factory.mktemp("shades")
+    return bundle_of(write_onnx(place / "shades.onnx"), place / "shades")
 
 
-class Ensemble:
-    """Runs an ensemble by its configuration, and compares every tensor with what the configurations promise."""
-
-    def __init__(self, repo, name, monkeypatch):
-        self.backend = PythonBackend()
-        monkeypatch.setitem(sys.modules, "triton_python_backend_utils", self.backend)
-        for module in ("detrt.serve.triton_models.preprocess", "detrt.serve.triton_models.postprocess"):
-            monkeypatch.delitem(sys.modules, module, raising=False)
-        self.repo, self.config = Path(repo), read(Path(repo) / name / "config.pbtxt")
-        self.configs = {step.model_name: read(self.repo / step.model_name / "config.pbtxt") for step in self.steps}
-        self.models = {name: self._open(name, config) for name, config in self.configs.items()}
-
-    @property
-    def steps(self):
-        return self.config.ensemble_scheduling.step
-
-    def _open(self, name, config):
-        version = self.repo / name / "1"
-        if config.backend == "onnxruntime":
-            return OnnxSession(version / config.default_model_filename, threads=1)
-        spec = importlib.util.spec_from_file_location(f"triton_{name}", version / "model.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        model = module.TritonPythonModel()
-        values = {key: {"string_value": value.string_value} for key, value in config.parameters.items()}
-        given = {
-            "model_repository": str(self.repo / name),
-            "model_version": "1",
-            "model_config": json.dumps({"parameters": values}),
-        }
-        model.initialize(given)
-        return model
-
-    def __call__(self, encoded):
-        pool = {"image": np.array(encoded, object).reshape(-1, 1)}
-        self.check(self.config.input, pool, self.config.max_batch_size)
-        for step in self.steps:
-            config, model = self.configs[step.model_name], self.models[step.model_name]
-            given = {inner: pool[outer] for inner, outer in step.input_map.items()}
-            self.check(config.input, given, config.max_batch_size)
-            if isinstance(model, OnnxSession):
-                # Triton's "reshape" gives a tensor of one number per image without that axis.
-                found = {name: value.reshape(-1, 1) if value.ndim == 1 else value for name, value in model.run(given).items()}
-            else:
-                tensors = {name: self.backend.Tensor(name, value) for name, value in given.items()}
-                (response,) = model.execute([tensors])
-                if response.error is not None:
-                    raise RuntimeError(response.error.message())
-                found = {tensor.name(): tensor.as_numpy() for tensor in response.tensors}
-            self.check(config.output, found, config.max_batch_size)
-            pool |= {outer: found[inner] for inner, outer in step.output_map.items()}
-        results = {tensor.name: pool[tensor.name] for tensor in self.config.output}
-        self.check(self.config.output, results, self.config.max_batch_size)
-        return results
-
-    @staticmethod
-    def check(promised, given, largest):
-        assert {tensor.name for tensor in promised} <= set(given)
-        for tensor in promised:
-            value = given[tensor.name]
-            assert value.dtype == NUMPY[type_of(tensor)], tensor.name
-            assert 1 <= value.shape[0] <= largest and len(value.shape) == 1 + len(tensor.dims), tensor.name
-            wrong = [(a, b) for a, b in zip(tensor.dims, value.shape[1:], strict=True) if a not in (-1, b)]
-            assert not wrong, (tensor.name, list(tensor.dims), value.shape)
-
-
-def encoded(*colours, size=(24, 16)):
-    found = []
-    for colour in colours:
-        target = io.BytesIO()
-        Image.new("RGB", size, colour).save(target, "PNG")
-        found.append(target.getvalue())
+@pytest.fixture(scope="module")
+def bundles(shades, exported, tmp_path_factory):
+    """name -> bundle of a tiny model."""
+    place = tmp_path_factory.mktemp("bundles")
+    found = {"shades": shades}
+    for name in FAMILIES:
+        path = exported(name).path
+        if name in ("detr", "grounding_dino"):  # whose rule would make large tensors
+            model = onnx.load(path)
+            path = path.parent / "small.onnx"
+            onnx.save(
+                with_spec(
+                    model,
+                    read_spec(path.parent / "model.onnx").with_input(height=96, width=128, shortest_edge=96, longest_edge=160),
+                ),
+                path,
+            )
+        found[name] = bundle_of(path, place / name)
     return found
 
 
-def same(results, detections):
-    for index, one in enumerate(detections):
-        count = len(one)
-        assert results["num_detections"][index].tolist() == [count]
-        np.testing.assert_allclose(results["boxes"][index, :count], one.boxes_xyxy, atol=1e-4)
-        np.testing.assert_allclose(results["scores"][index, :count], one.scores, atol=1e-6)
-        assert results["labels"][index, :count].tolist() == one.class_ids.tolist()
-        assert [name.decode() for name in results["names"][index, :count]] == list(one.labels)
-        assert not results["scores"][index, count:].any() and not results["boxes"][index, count:].any()
+@pytest.fixture(scope="module")
+def images():
+    rng = np.random.default_rng(5)
+    return [rng.integers(0, 256, (*size, 3), np.uint8) for size in SIZES]
 
 
-def test_the_ensemble_gives_what_the_detector_gives(place, monkeypatch):
-    done = write_triton_repo("bundle", "repo", TritonConfig(threshold=0.7, max_batch=4))
-    assert sorted(path.name for path in Path("repo").iterdir()) == sorted(done.models)
-    ensemble = Ensemble("repo", "bundle", monkeypatch)
-    images = encoded("blue", "black", (0, 0, 200)) + encoded("blue", size=(9, 31))
-    results = ensemble(images)
-    with Detector.open("bundle", threshold=0.7) as detector:
-        found = detector(images)
-    assert [len(one) for one in found] == [2, 0, 1, 2] or sum(map(len, found)) > 2
-    same(results, found)
-    with pytest.raises(RuntimeError, match="not an image"):
-        ensemble([b"text"])
+@pytest.fixture(scope="module")
+def server(bundles, tmp_path_factory):
+    repository = tmp_path_factory.mktemp("repository")
+    for folder in bundles.values():
+        write_triton_repo(folder, repository, TritonConfig(threshold=0.0, threads=1, max_delay_ms=20))
+    with Triton(repository) as server:
+        yield server
 
 
-@pytest.mark.parametrize(
-    "name, decode",
-    [
-        ("detr", "raw"),
-        ("yolos", "graph"),
-        pytest.param("rt_detr_v2", "graph", marks=pytest.mark.slow),
-        pytest.param("rt_detr_v2", "raw", marks=pytest.mark.slow),
-        pytest.param("detr", "graph", marks=pytest.mark.slow),
-    ],
-)
-def test_real_architectures(cli, tmp_path, monkeypatch, name, decode):
-    """Square input, shortest edge with a mask, and shortest edge without one; boxes by the graph and outside."""
-    pytest.importorskip("transformers", reason="needs the 'export' extra")
-    monkeypatch.chdir(tmp_path)
-    cli("build", f"random:{name}/tiny", "-o", "b", "--target", "onnx", "--decode", decode, "--no-check", "--json", "-")
-    write_triton_repo("b", "repo", TritonConfig(threshold=0.1, max_batch=4, name="net"))
-    ensemble = Ensemble("repo", "net", monkeypatch)
-    rng = np.random.default_rng(0)
-    images = []
-    for height, width in ((60, 80), (60, 80), (90, 70)):
-        target = io.BytesIO()
-        Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(target, "PNG")
-        images.append(target.getvalue())
-    with Detector.open("b", threshold=0.1, batch_size=3) as detector:
-        if name in ("detr", "yolos"):  # images of other sizes would be padded as neither of them is alone
-            with pytest.raises(RuntimeError, match="one size"):
-                ensemble(images)
-            images = images[:2]
-        found = detector(images)
-        assert sum(map(len, found)) > 0
-        same(ensemble(images), found)
-    # Zeros in a mask would be a division by nothing.
-    warm = read("repo/net_model/config.pbtxt").model_warmup
-    assert [one.batch_size for one in warm] == ([] if name == "detr" else [1, 4])
+def client_of(server: Triton, kind: str):
+    return CLIENTS[kind].InferenceServerClient(getattr(server, kind))
 
 
-def test_the_configuration_says_what_the_model_has(place):
-    write_triton_repo("bundle", "repo")
-    session, config = OnnxSession("model.onnx", threads=1), read("repo/bundle_model/config.pbtxt")
-    assert [(t.name, NUMPY[type_of(t)]) for t in config.input] == [(i.name, i.dtype) for i in session.inputs]
-    assert [(t.name, NUMPY[type_of(t)]) for t in config.output] == [(i.name, i.dtype) for i in session.outputs]
-    for promised, info in zip([*config.input, *config.output], [*session.inputs, *session.outputs], strict=True):
-        assert list(promised.dims) == [axis if isinstance(axis, int) else -1 for axis in info.shape[1:]]
-    assert config.name == "bundle_model" and config.backend == "onnxruntime" and config.max_batch_size == 16
-    assert config.dynamic_batching.max_queue_delay_microseconds == 2000
-    assert (Path("repo/bundle_model/1") / config.default_model_filename).read_bytes() == Path("bundle/model.onnx").read_bytes()
+def tensor(kind: str, name: str, values, dtype: str):
+    array = np.asarray(values, object if dtype == "BYTES" else None)
+    given = CLIENTS[kind].InferInput(name, list(array.shape), dtype)
+    given.set_data_from_numpy(array)
+    return given
 
 
-def test_choices(cli, place):
-    options = ["--name", "net.v1", "--max-batch", 8, "--max-delay-ms", 0.5, "--preferred-batch", "4,8", "--queue", 100]
-    out = cli("triton-repo", "bundle", "-o", "repo", *options, "--instances", 2, "--device", "0,1", "--model-only", "--json", "-")
-    assert out.json["models"] == ["net.v1_model"] and out.json["command"] == "tritonserver --model-repository=repo"
-    config = read("repo/net.v1_model/config.pbtxt")
-    batching, (group,) = config.dynamic_batching, config.instance_group
-    assert list(batching.preferred_batch_size) == [4, 8] and batching.max_queue_delay_microseconds == 500
-    assert batching.default_queue_policy.max_queue_size == 100
-    assert (group.count, list(group.gpus), group.kind) == (2, [0, 1], group.KIND_GPU)
-    cli("triton-repo", "bundle", "-o", "repo", "--device", "cpu", "--no-warmup", "--plugin", "/lib/x.so", "-t", 0.25)
-    config = read("repo/bundle_model/config.pbtxt")
-    assert config.instance_group[0].kind == config.instance_group[0].KIND_CPU and not config.model_warmup
-    assert read("repo/bundle_postprocess/config.pbtxt").parameters["threshold"].string_value == "0.25"
-    assert "--backend-config=tensorrt,plugins=/lib/x.so\n" in Path("repo/bundle_model/config.pbtxt").read_text()
-    assert len(list(Path("repo").iterdir())) == 5
+def encoded(kind: str, images):
+    return tensor(kind, "IMAGE", [[png(image)] for image in images], "BYTES")
 
 
-def engines(*facts):
-    """The bundle with empty engine files, whose facts are what the builder writes: EngineConfig's options and plan_profile's profile."""
-    bundle = Bundle.open("bundle")
-    session, entries = OnnxSession("model.onnx", threads=1), []
-    described = [
-        [{"name": i.name, "dtype": i.dtype, "shape": list(i.shape)} for i in side] for side in (session.inputs, session.outputs)
-    ]
-    tensors = [NetworkTensor(i.name, i.dtype, tuple(n if isinstance(n, int) else -1 for n in i.shape)) for i in session.inputs]
-    for target, sm, batch, plugins in facts:
-        path = bundle.folder / f"model.{target}-sm{sm}.engine"
-        path.write_bytes(f"engine {sm}".encode())
-        config = EngineConfig(target, batch=batch, plugins=plugins)
-        profile = plan_profile(tensors, config, bundle.spec)
-        engine = EngineFacts(
-            target, "10.13.0", (sm,), "fp32", profile, "", options=config.to_dict(), inputs=tuple(described[0]), outputs=tuple(described[1])
-        )  # fmt: skip
-        entries.append(BundleFile("engine", path.name, files.sha256_of(path), path.stat().st_size, engine))
-    replace(bundle, files=(*bundle.files, *entries)).save()
+def texts(kind: str, name: str, rows):
+    return tensor(kind, name, [[one.encode() for one in row] for row in rows], "BYTES")
 
 
-def test_engines(place):
-    engines(("tensorrt", 90, (1, 1, 8), ()), ("tensorrt", 89, (1, 4, 4), ()), ("tensorrt-rtx", 86, (1, 1, 8), ()))
-    done = write_triton_repo("bundle", "repo")
-    config = read("repo/bundle_model/config.pbtxt")
-    assert config.backend == "tensorrt" and config.max_batch_size == 4
-    assert dict(config.cc_model_filenames) == {"9.0": "model.plan", "8.9": "model.sm89.plan"}
-    assert Path("repo/bundle_model/1/model.sm89.plan").read_bytes() == b"engine 89"
-    assert any("tensorrt-rtx are left out" in note for note in done.notes) and any("10.13.0" in note for note in done.notes)
-    with pytest.raises(SpecError, match="at most 4"):
-        write_triton_repo("bundle", "other", TritonConfig(max_batch=5))
-    write_triton_repo("bundle", "other", TritonConfig(backend="onnxruntime", max_batch=5))
-    assert read("other/bundle_model/config.pbtxt").backend == "onnxruntime"
-    write_triton_repo("bundle", "cpu", TritonConfig(devices=("cpu",)))
-    assert read("cpu/bundle_model/config.pbtxt").backend == "onnxruntime"
+def detections_of(answer, row: int) -> Detections:
+    """What the outputs of a request say of one of its images."""
+    count = int(answer.as_numpy("COUNT")[row, 0])
+    size = tuple(answer.as_numpy("SIZE")[row].tolist())
+
+    def rows(name: str):
+        found = answer.as_numpy(name)
+        return None if found is None else found[row, :count]
+
+    masks, spans = rows("MASKS"), rows("PHRASE_SPANS")
+    return Detections(
+        rows("BOXES"),
+        rows("SCORES"),
+        rows("CLASS_IDS"),
+        tuple(one.decode() for one in rows("LABELS")),
+        size,
+        phrase_spans=None if spans is None else tuple(map(tuple, spans.tolist())),
+        masks=None if masks is None else Masks.from_coco([{"counts": one.decode()} for one in masks], size),
+        reading_order=rows("READING_ORDER"),
+        quads=rows("QUADS"),
+    )
 
 
-def test_an_engine_with_a_plugin(place):
-    library = place / "libdetrt_plugin.so"
-    library.write_bytes(b"")
-    engines(("tensorrt", 90, (1, 1, 8), (library,)))
-    with pytest.raises(SpecError, match=r"libdetrt_plugin\.so.*libdetrt_plugin_triton\.so: --plugin"):
-        write_triton_repo("bundle", "repo")
-    with pytest.raises(SpecError, match=r"only opens it; give libdetrt_plugin_triton\.so"):
-        write_triton_repo("bundle", "repo", TritonConfig(plugin="/opt/libdetrt_plugin.so"))
-    done = write_triton_repo("bundle", "repo", TritonConfig(plugin="/opt/plugin.so"))
-    assert done.command == "tritonserver --model-repository=repo --backend-config=tensorrt,plugins=/opt/plugin.so"
+@pytest.mark.parametrize("kind", CLIENTS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_detections_are_those_of_detect(server, bundles, images, cli, tmp_path, name, kind):
+    prompt = FAMILIES[name]
+    for index, image in enumerate(images):
+        (tmp_path / f"{index}.png").write_bytes(png(image))
+    said = ("--prompt", prompt) if prompt else ()
+    lines = cli("detect", bundles[name], tmp_path, "--json", "-", "--threshold", 0.0, *said).lines
+    expected = [row["detections"] for row in sorted(lines, key=lambda row: row["image"])]
+    more = [texts(kind, "PROMPT", [[prompt]] * len(images))] if prompt else []
+    with client_of(server, kind) as client:
+        answer = client.infer(name, [encoded(kind, images), *more])
+        by_one = [
+            client.infer(name, [encoded(kind, [image]), *[texts(kind, "PROMPT", [[prompt]])][: len(more)]]) for image in images
+        ]
+    got = [detections_of(answer, row).to_list() for row in range(len(images))]
+    assert [json.dumps(one) for one in got] == [json.dumps(one) for one in expected]
+    assert all(len(one) > 2 for one in expected)
+    assert [detections_of(one, 0).to_list() for one in by_one] == expected
 
 
-def test_a_graph_with_plugin_nodes_is_not_for_onnx_runtime(place):
-    onnx = pytest.importorskip("onnx")
-    bundle = Bundle.open("bundle")
-    model = onnx.load("bundle/model.onnx")
-    node = onnx.helper.make_node("MSDeformAttn", [], [], domain="detrt")
-    with_nodes = onnx.ModelProto()
-    with_nodes.CopyFrom(model)
-    with_nodes.graph.node.append(node)
-    path = bundle.folder / "model.onnx"
-    path.write_bytes(with_nodes.SerializeToString())
-    entry = BundleFile("onnx", path.name, files.sha256_of(path), path.stat().st_size)
-    replace(bundle, files=(entry,)).save()
-    with pytest.raises(SpecError, match="MSDeformAttn.*--msda auto"):
-        write_triton_repo("bundle", "repo")
+def test_pixels_and_options(server, bundles, images):
+    image = images[0]
+    with Detector(bundles["rt_detr_v2"], threads=1, threshold=0.0) as detector:
+        found = detector(image)
+        label, middle = found.labels[0], float(np.median(found.scores))
+        strong, named = detector(image, threshold=middle), detector(image, classes=[label])
+    with client_of(server, "grpc") as client:
+
+        def ask(*more):
+            return detections_of(client.infer("rt_detr_v2", [tensor("grpc", "PIXELS", image[None], "UINT8"), *more]), 0)
+
+        assert ask() == found
+        assert ask(tensor("grpc", "THRESHOLD", np.array([[middle]], np.float32), "FP32")) == strong and len(strong) < len(found)
+        assert ask(texts("grpc", "CLASSES", [[label, ""]])) == named
+        assert ask(tensor("grpc", "MAX_DETECTIONS", np.array([[2]]), "INT64")) == found[:2]
 
 
-def test_an_engine_without_single_images_is_refused(place):
-    engines(("tensorrt", 90, (4, 4, 4), ()))
-    with pytest.raises(SpecError, match=r"batches of 4.*--batch 1,4,4"):
-        write_triton_repo("bundle", "repo")
+def test_a_list_of_names_is_a_prompt(server, bundles, images):
+    with Detector(bundles["grounding_dino"], threads=1, threshold=0.0) as detector:
+        want = [detector(images[0], prompt=["red", "blue"]), detector(images[1], prompt="green.")]
+    with client_of(server, "http") as client:
+        answer = client.infer(
+            "grounding_dino", [encoded("http", images[:2]), texts("http", "PROMPT", [["red", "blue"], ["green.", ""]])]
+        )
+    assert [detections_of(answer, row).to_list() for row in range(2)] != []
+    np.testing.assert_array_equal(detections_of(answer, 0).scores, want[0].scores)
+    assert detections_of(answer, 1).to_list() == want[1].to_list()
 
 
-def test_refusals(cli, place):
-    before = snapshot(place)
-    for options, names, advice in (
-        (["--backend", "openvino"], "'openvino'", "onnxruntime"),
-        (["--backend", "tensorrt"], "no engine", "--target tensorrt"),
-        (["--name", "a/b"], "'a/b'", "letters"),
-        (["--max-batch", 0], "0", "1 to 4096"),
-        (["--max-delay-ms", -1], "-1", "0 to 10000"),
-        (["--preferred-batch", "4,x"], "'4,x'", "4,8"),
-        (["--preferred-batch", "32"], "32", "--max-batch"),
-        (["--device", "0,cpu"], "'cuda:0,cpu'", "not on both"),
-        (["--device", "0,xpu"], "not on xpu", "NVIDIA GPUs or on the CPU"),
-        (["--device", "npu"], "'npu'", "NVIDIA GPUs or on the CPU"),
-        (["--threshold", 0.3, "--model-only"], "--threshold 0.3", "leave it out"),
-        (["--threshold", 2], "2", "0 to 1"),
-        (["--instances", 0], "0", "at least 1"),
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_wrong_requests(server, images, kind):
+    image = encoded(kind, images[:1])
+    half = np.array([[0.5]], np.float32)
+    with client_of(server, kind) as client:
+        for name, inputs, words in (
+            ("shades", [tensor(kind, "IMAGE", [[b"no image"]], "BYTES")], "is not an image"),
+            ("shades", [tensor(kind, "IMAGE", [[b""]], "BYTES")], "empty|no image"),
+            (
+                "shades",
+                [tensor(kind, "IMAGE", [[png(images[0])], [png(images[0])[:60]]], "BYTES")],
+                "image 1: .*truncated|damaged|cut",
+            ),
+            ("shades", [image, tensor(kind, "THRESHOLD", half * 3, "FP32")], "from 0 to 1; got 1.5"),
+            ("shades", [image, tensor(kind, "THRESHOLD", half * np.nan, "FP32")], "from 0 to 1; got nan"),
+            ("shades", [tensor(kind, "THRESHOLD", half, "FP32")], "this one has neither"),
+            ("shades", [image, tensor(kind, "PIXELS", images[0][None], "UINT8")], "this one has both"),
+            ("shades", [tensor(kind, "PIXELS", images[0][None, ..., 0], "UINT8")], "shape|dims|dimensions"),
+            ("shades", [image, tensor(kind, "MAX_DETECTIONS", np.array([[0]]), "INT64")], "from 1 to"),
+            ("shades", [image, texts(kind, "CLASSES", [["unicorn"]])], "no class 'unicorn'"),
+            ("shades", [image, tensor(kind, "CLASSES", [[b"\xff"]], "BYTES")], "UTF-8"),
+            ("shades", [image, texts(kind, "PROMPT", [["a cat."]])], "PROMPT"),
+            ("grounding_dino", [image], "there is none"),
+            ("grounding_dino", [image, texts(kind, "PROMPT", [[" "]])], "prompt"),
+            ("shades", [encoded(kind, images[:1] * 9)], "batch"),
+            ("nothing", [image], "unknown model|not found"),
+        ):
+            with pytest.raises(InferenceServerException, match=f"(?is){words}"):
+                client.infer(name, inputs)
+        assert len(detections_of(client.infer("shades", [image]), 0))
+
+
+def colour_of(number: int):
+    """An image whose answers belong to it alone: its size and the score of what is found in it."""
+    return np.full((16 + number % 7, 24 + number % 5, 3), (0, 0, 100 + number % 150), np.uint8)
+
+
+def crossed(server: Triton, bundle: Path, requests: int, clients: int = 64) -> tuple[int, int]:
+    """How many answers of so many requests were lost, and how many belong to another image."""
+    with Detector(bundle, threads=1, threshold=0.0) as detector:
+        distinct = [colour_of(number) for number in range(150 * 7 * 5)][::7]
+        expected = detector(distinct)
+    files = [png(image) for image in distinct]
+    each = -(-requests // clients)
+    bad = [4 * index for index in range(clients // 8)]  # some send what is no image, which must not touch the others
+
+    def client(index: int) -> tuple[int, int]:
+        lost = wrong = 0
+        with over_grpc.InferenceServerClient(server.grpc) as one:
+            for turn in range(each):
+                number = (index * each + turn) % len(files)
+                if index in bad and turn % 2:
+                    with pytest.raises(InferenceServerException, match="not an image"):
+                        one.infer("shades", [tensor("grpc", "IMAGE", [[b"no image"]], "BYTES")], client_timeout=120)
+                try:
+                    answer = one.infer("shades", [tensor("grpc", "IMAGE", [[files[number]]], "BYTES")], client_timeout=120)
+                except InferenceServerException:
+                    lost += 1
+                    continue
+                wrong += detections_of(answer, 0) != expected[number]
+        return lost, wrong
+
+    results = together(client, clients)
+    assert all(isinstance(one, tuple) for one in results), [one for one in results if not isinstance(one, tuple)][:3]
+    return sum(one[0] for one in results), sum(one[1] for one in results)
+
+
+@pytest.mark.parametrize("requests", [128, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_nothing_is_lost_or_crossed(server, bundles, requests):
+    assert crossed(server, bundles["shades"], requests) == (0, 0)
+
+
+def test_metrics_count_images_and_runs(server, images):
+    def counters() -> dict[str, float]:
+        text = urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=30).read().decode()
+        rows = [line.rpartition(" ") for line in text.splitlines() if 'model="shades"' in line]
+        return {
+            name.partition("{")[0] + (".failed" if "failure" in name else ""): float(value)
+            for name, _, value in rows
+            if "reason" not in name
+        }
+
+    before = counters()
+    with client_of(server, "http") as client:
+        client.infer("shades", [encoded("http", images[:3])])
+    wait_until(lambda: counters()["nv_inference_count"] == before["nv_inference_count"] + 3)
+    after = counters()
+    assert after["nv_inference_exec_count"] == before["nv_inference_exec_count"] + 1
+    assert after["nv_inference_request_success"] == before["nv_inference_request_success"] + 1
+
+
+def test_one_client_for_triton_and_for_detrt(server, bundles, images):
+    names = ("rt_detr_v2", "grounding_dino", "rf_detr-seg")
+    with Server(*(f"{name}={bundles[name]}" for name in names), "--workers", 1, "--threshold", 0.0) as ours:
+        clients = [over_http.InferenceServerClient(address) for address in (server.http, f"{ours.host}:{ours.port}")]
+        for name in names:
+            metadata = [client.get_model_metadata(name) for client in clients]
+            for side in ("inputs", "outputs"):
+                assert metadata[0][side] == metadata[1][side], name
+            more = [texts("http", "PROMPT", [["red. blue."]] * 3)] if FAMILIES[name] else []
+            answers = [client.infer(name, [encoded("http", images[:3]), *more]) for client in clients]
+            for row in metadata[0]["outputs"]:
+                np.testing.assert_array_equal(
+                    *(answer.as_numpy(row["name"]) for answer in answers), err_msg=f"{name} {row['name']}"
+                )
+            both = [
+                client.infer(
+                    name,
+                    [tensor("http", "PIXELS", images[2][None], "UINT8"), *[texts("http", "PROMPT", [["red."]])][: len(more)]],
+                )
+                for client in clients
+            ]
+            assert detections_of(both[0], 0) == detections_of(both[1], 0)
+            for client in clients:
+                with pytest.raises(InferenceServerException, match="not an image"):
+                    client.infer(
+                        name,
+                        [tensor("http", "IMAGE", [[b"nothing"]], "BYTES"), *[texts("http", "PROMPT", [["red."]])][: len(more)]],
+                    )
+                client.close() if name == names[-1] else None
+
+
+def test_a_model_is_replaced_while_it_serves(shades, tmp_path):
+    write_triton_repo(shades, tmp_path / "r", TritonConfig(name="live", threads=1))
+    image = tensor("grpc", "IMAGE", [[png(colour_of(0))]], "BYTES")
+    with Triton(tmp_path / "r", "--model-control-mode=explicit", "--load-model=live") as server:
+        stop, seen, failed = threading.Event(), [], []
+
+        def ask() -> None:
+            with client_of(server, "grpc") as client:
+                while not stop.is_set():
+                    try:
+                        seen.append(client.infer("live", [image]).get_response().model_version)
+                    except InferenceServerException as error:
+                        failed.append(str(error))
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        try:
+            wait_until(lambda: "1" in seen)
+            write_triton_repo(shades, tmp_path / "r", TritonConfig(name="live", threads=1, version=2))
+            with client_of(server, "grpc") as client:
+                client.load_model("live")
+            wait_until(lambda: "2" in seen)
+            time.sleep(0.3)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        assert failed == [] and seen[-1] == "2" and set(seen) == {"1", "2"}
+        # A version that cannot be opened: the old one stays.
+        write_triton_repo(shades, tmp_path / "r", TritonConfig(name="live", threads=1, version=3))
+        (tmp_path / "r/live/3/bundle/model.onnx").write_bytes(b"changed")
+        with client_of(server, "grpc") as client:
+            with pytest.raises(InferenceServerException, match="model.onnx.*build it again|model.onnx.*digest"):
+                client.load_model("live")
+            assert client.infer("live", [image]).get_response().model_version == "2"
+
+
+def test_triton_says_that_an_instance_was_killed(shades, tmp_path):
+    """Triton 2.51 does not start it again; who unloads and loads the model does."""
+    write_triton_repo(shades, tmp_path / "r", TritonConfig(name="killed", threads=1))
+    image = tensor("grpc", "IMAGE", [[png(colour_of(0))]], "BYTES")
+    with (
+        Triton(tmp_path / "r", "--model-control-mode=explicit", "--load-model=killed") as server,
+        client_of(server, "grpc") as client,
     ):
-        cli.refused("triton-repo", "bundle", "-o", "repo", *options, names=names, advice=advice)
-    cli.refused("triton-repo", "in", "-o", "repo", names="'in'", advice="detrt build")
-    cli.refused("triton-repo", "bundle", "-o", "model.onnx", names="model.onnx", advice="file|give another")
-    assert snapshot(place) == before
-    Path("bundle/model.onnx").write_bytes(b"changed")
-    cli.refused("triton-repo", "bundle", "-o", "repo", names="model.onnx", advice="build it again")
+        want = detections_of(client.infer("killed", [image]), 0)
+        (stub,) = server.stubs("killed")
+        stub.send_signal(signal.SIGKILL)
+        for _ in range(2):
+            with pytest.raises(InferenceServerException, match="'killed_0_0' is not healthy"):
+                client.infer("killed", [image], client_timeout=30)
+        client.unload_model("killed")
+        client.load_model("killed")
+        assert detections_of(client.infer("killed", [image]), 0) == want
 
 
-def test_what_is_there_stays(place):
-    write_triton_repo("bundle", "repo")
-    before = snapshot(place / "repo")
-    with pytest.raises(OutputError, match="there already"):
-        write_triton_repo("bundle", "repo")
-    assert snapshot(place / "repo") == before
-    with pytest.raises(EngineError):
-        write_triton_repo("bundle", "repo", TritonConfig(name="more", backend="tensorrt"))
-    assert snapshot(place / "repo") == before
+def test_what_cannot_be_loaded_says_why(shades, tmp_path):
+    for name, changes, old, new in (
+        ("unknown", {}, '"image_decoder"', '"decoder"'),
+        ("precise", {"precision": "fp16"}, "", ""),
+        ("threads", {}, 'string_value: "0.5"', 'string_value: "much"'),
+        ("backend", {"backend": "tensorrt"}, "", ""),
+    ):
+        write_triton_repo(shades, tmp_path / "r", TritonConfig(name=name, **changes))
+        path = tmp_path / "r" / name / "config.pbtxt"
+        path.write_text(path.read_text().replace(old, new))
+    with Triton(tmp_path / "r", "--exit-on-error=false") as server:
+        log = server.log
+    for words in (
+        "'decoder', which is not known",
+        "in fp32, and config.pbtxt asks for fp16",
+        "'threshold' must be a number; got 'much'",
+        "tensorrt",
+    ):
+        assert words in log, words
+    assert "Traceback" not in log
 
 
-def test_a_model_with_masks(cli, place):
-    bundle = Bundle.open("bundle")
-    decode = replace(bundle.spec.decode, mask_stride=4)
-    replace(bundle, spec=replace(bundle.spec, task="instance-segmentation", decode=decode)).save()
-    cli.refused("triton-repo", "bundle", "-o", "repo", names="with masks", advice="detrt serve bundle")
-    assert not Path("repo").exists()
+def test_numpy_2_is_refused_in_words(shades, tmp_path):
+    """The backend of this version repeats the first element of every array of NumPy 2, and returns empty ones."""
+    import sys
+
+    if np.__version__.startswith("1."):
+        pytest.skip("needs NumPy 2")
+    write_triton_repo(shades, tmp_path / "r", TritonConfig(name="shades"))
+    with Triton(tmp_path / "r", environment=Path(sys.prefix), starts=False) as server:
+        server.process.wait(60)
+        assert "was built for NumPy 1" in server.log and "pip install 'numpy<2'" in server.log
 
 
-def test_a_model_that_takes_a_prompt(cli, place):
-    bundle = Bundle.open("bundle")
-    replace(bundle, spec=replace(bundle.spec, text=TextSpec("tokens", 256, 256), labels={})).save()
-    cli.refused("triton-repo", "bundle", "-o", "repo", names="'bundle'", advice="detrt serve bundle")
-    assert not Path("repo").exists()
+def test_the_environment_is_a_parameter(shades, tmp_path):
+    """Triton activates it before it starts the model, whatever its own is."""
+    write_triton_repo(shades, tmp_path / "r", TritonConfig(name="shades", environment=str(ENVIRONMENT), rows=5, threshold=0.0))
+    with Triton(tmp_path / "r", environment=tmp_path) as server, client_of(server, "http") as client:
+        answer = client.infer("shades", [encoded("http", [colour_of(0)])])
+        assert answer.as_numpy("BOXES").shape == (1, 5, 4) and answer.as_numpy("LABELS").shape == (1, 5)
+        assert 0 < answer.as_numpy("COUNT")[0, 0] <= 5

@@ -176,7 +176,7 @@ class RandomBodies:
         return self._model_path(), head + rng.randbytes(288), {"Inference-Header-Content-Length": length}
 
     def _model_path(self) -> str:
-        model = self.rng.choice(["toy", "toy", "toy", "prompted", "other", "%00"])
+        model = self.rng.choice(["toy:graph", "toy:graph", "toy", "prompted:graph", "other", "%00"])
         return f"/v2/models/{model}/infer"
 
     def _form(self) -> tuple[str, bytes, dict[str, str]]:

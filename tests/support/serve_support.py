@@ -28,14 +28,14 @@ START_S = 120  # a loaded machine takes its time; only a hang takes so long
 class Server:
     """A running server; `log` is what it printed so far."""
 
-    def __init__(self, *arguments: object, env: dict[str, str] | None = None) -> None:
+    def __init__(self, *arguments: object, env: dict[str, str] | None = None, one_thread: bool = True) -> None:
         self._log = tempfile.NamedTemporaryFile("w+", suffix=".log")
         self.process = subprocess.Popen(
             [*COMMAND, "serve", *map(str, arguments), "--port", "0"],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **(env or {})},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **({"OMP_NUM_THREADS": "1"} if one_thread else {}), **(env or {})},
         )
         wait_until(lambda: "ready at" in self.log or self.process.poll() is not None, START_S)
         found = re.search(r"ready at (http://\S+)", self.log)

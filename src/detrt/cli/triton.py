@@ -30,5 +30,5 @@ def triton_repo(
     if json_file:
         show.write_json({**asdict(done), "folder": str(done.folder)}, json_file)
     if json_file != "-":
-        rows = [("models", ", ".join(done.models)), ("runs with", f"{done.backend}, batch up to {done.max_batch}")]
-        show.table(f"{output}", ("", ""), [*rows, ("start with", done.command)])
+        rows = [("model", f"{done.model}, version {done.version}"), ("start with", done.command)]
+        show.table(f"{output}", ("", ""), rows)

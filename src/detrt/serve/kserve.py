@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,19 +17,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..backends.worker_process import Bulk
 from ..files import parse_json
 from ..spec import TensorInfo
 from .errors import Refused
 from .messages import TensorTask
 
 VERSION = "1"  # of every model
+GRAPH = ":graph"  # behind the name of a model: its graph
+BYTES = "bytes"  # as a dtype: elements of any length, in arrays of objects
 _DTYPES = {
     "BOOL": "bool",
+    "BYTES": BYTES,
     **{f"UINT{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
     **{f"INT{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
     **{f"FP{bits}": f"float{bits}" for bits in (16, 32, 64)},
 }
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()} | {"object": "BYTES"}
+_LENGTH = struct.Struct("<I")  # before each element of BYTES in binary form
 _KNOWN_PARAMETERS = {"timeout", "priority", "binary_data_output", "triton_enable_empty_final_response"}
 _MAX_ELEMENTS = 2**40  # elements; larger numbers are mistakes
 _MAX_NUMBERS = 2**20  # of an output in JSON, which takes ten times the memory of its binary form
@@ -58,9 +64,14 @@ def datatype(dtype: str) -> str:
 
 
 def parse_infer(
-    body: bytes | bytearray, header_length: int | None, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]
+    body: bytes | bytearray,
+    header_length: int | None,
+    inputs: Sequence[TensorInfo],
+    outputs: Sequence[TensorInfo],
+    *,
+    optional: bool = False,
 ) -> InferRequest:
-    """Read a request for a model with these inputs and outputs.
+    """Read a request for a model with these inputs and outputs. optional: inputs may be left out.
 
     Raises:
         Refused: an invalid request.
@@ -79,7 +90,7 @@ def parse_infer(
         raise bad("the body must be a JSON object with 'inputs'")
     parameters = _object(data, "parameters", "the request")
     _check_parameters(parameters)
-    feeds = _feeds(data, tail, inputs)
+    feeds = _feeds(data, tail, inputs, optional)
     binary = bool(parameters.get("binary_data_output", False))
     wanted = _wanted(data, [info.name for info in outputs], binary)
     identity = data.get("id", "")
@@ -100,7 +111,7 @@ def build_infer(model: str, request: InferRequest | TensorTask, outputs: Mapping
         array = np.ascontiguousarray(outputs[name])
         row: dict[str, Any] = {"name": name, "datatype": datatype(array.dtype.name), "shape": list(array.shape)}
         if binary:
-            tail.append(array.tobytes())
+            tail.append(_packed(array) if array.dtype == object else array.tobytes())
             row["parameters"] = {"binary_data_size": len(tail[-1])}
         else:
             if array.size > _MAX_NUMBERS:
@@ -109,7 +120,8 @@ def build_infer(model: str, request: InferRequest | TensorTask, outputs: Mapping
                 )
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise bad(f"output '{name}' has infinite numbers, which JSON does not have; ask for it with binary_data")
-            row["data"] = array.reshape(-1).tolist()
+            flat = array.reshape(-1).tolist()
+            row["data"] = [one.decode("utf-8", "replace") for one in flat] if array.dtype == object else flat
         rows.append(row)
     answer: dict[str, Any] = {"model_name": model, "model_version": VERSION, "outputs": rows}
     if request.id:
@@ -118,7 +130,7 @@ def build_infer(model: str, request: InferRequest | TensorTask, outputs: Mapping
     return (b"".join([head, *tail]), len(head)) if tail else (head, None)
 
 
-def _feeds(data: Mapping[str, Any], tail: bytes | bytearray, infos: Sequence[TensorInfo]) -> dict[str, NDArray]:
+def _feeds(data: Mapping[str, Any], tail: bytes | bytearray, infos: Sequence[TensorInfo], optional: bool) -> dict[str, NDArray]:
     entries = data.get("inputs")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise bad("'inputs' must be a list of objects with name, shape, datatype and data")
@@ -143,7 +155,7 @@ def _feeds(data: Mapping[str, Any], tail: bytes | bytearray, infos: Sequence[Ten
             continue
         feeds[name] = _from_binary(tail, offset, size, shape, dtype, name)
         offset += size
-    if missing := [name for name in known if name not in feeds]:
+    if missing := [name for name in known if name not in feeds and not (optional and feeds)]:
         raise bad(f"the model takes the inputs {', '.join(known)}; missing: {', '.join(missing)}")
     if offset != len(tail):
         raise bad(f"{len(tail)} bytes follow the JSON, but the inputs name {offset}")
@@ -166,13 +178,15 @@ def _check_shapes(feeds: Mapping[str, NDArray], infos: Sequence[TensorInfo]) -> 
     rows = {name: len(array) for name, array in feeds.items()}
     if len(set(rows.values())) > 1:
         raise bad(f"all inputs must have the same number of images, their first axis; got {rows}")
-    for info in infos:
+    for info in (info for info in infos if info.name in feeds):
         for expected, actual in zip(info.shape[1:], feeds[info.name].shape[1:], strict=True):
             if isinstance(expected, int) and expected != actual:
                 raise bad(f"input '{info.name}' must have the shape {list(info.shape)}; got {list(feeds[info.name].shape)}")
 
 
 def _from_binary(tail: bytes | bytearray, offset: int, size: Any, shape: tuple[int, ...], dtype: str, name: str) -> NDArray:
+    if dtype == BYTES:
+        return _unpacked(tail, offset, size, shape, name)
     needed = math.prod(shape) * np.dtype(dtype).itemsize
     if type(size) is not int or size != needed:
         raise bad(f"input '{name}' of shape {list(shape)} has {needed} bytes; binary_data_size says {json.dumps(size)[:40]}")
@@ -182,16 +196,47 @@ def _from_binary(tail: bytes | bytearray, offset: int, size: Any, shape: tuple[i
     return np.frombuffer(tail, dtype, count=math.prod(shape), offset=offset).reshape(shape)
 
 
+def _packed(array: NDArray) -> bytes:
+    return b"".join(part for one in array.reshape(-1).tolist() for part in (_LENGTH.pack(len(one)), one))
+
+
+def _unpacked(tail: bytes | bytearray, offset: int, size: Any, shape: tuple[int, ...], name: str) -> NDArray:
+    """The elements of BYTES, each behind its length."""
+    if type(size) is not int or not 0 <= size <= len(tail) - offset:
+        left = len(tail) - offset
+        raise bad(f"input '{name}': binary_data_size says {json.dumps(size)[:40]}; {left} bytes are left behind the JSON")
+    count, end, found = math.prod(shape), offset + size, []
+    while offset + _LENGTH.size <= end and len(found) < count:
+        (length,) = _LENGTH.unpack_from(tail, offset)
+        offset += _LENGTH.size
+        found.append(Bulk(tail[offset : min(end, offset + length)]))
+        offset += length
+    if offset != end or len(found) != count:
+        raise bad(f"input '{name}' of shape {list(shape)} needs {count} elements, each behind its length in 4 bytes")
+    return _objects(found, shape)
+
+
+def _objects(values: Sequence[bytes | Bulk], shape: tuple[int, ...]) -> NDArray:
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array.reshape(shape)
+
+
 def _from_json(data: Any, shape: tuple[int, ...], dtype: str, name: str) -> NDArray:
     if not isinstance(data, list):
         raise bad(f"input '{name}' needs 'data', a list of numbers, or binary_data_size")
-    count, target = math.prod(shape), np.dtype(dtype)
+    count = math.prod(shape)
     numbers = data if len(shape) == 1 or not data or not isinstance(data[0], list) else _flat(data, shape, name)
     if len(numbers) != count:
         raise bad(f"input '{name}' of shape {list(shape)} needs {count} numbers; 'data' has {len(numbers)}")
     kinds = set(map(type, numbers))
     if list in kinds:
         raise bad(f"input '{name}': 'data' must be numbers, flat or nested as the shape {list(shape)}")
+    if dtype == BYTES:
+        if not kinds <= {str}:
+            raise bad(f"input '{name}' takes BYTES, as texts; 'data' holds other values. Send what is no text as binary data")
+        return _objects([text.encode("utf-8", "surrogatepass") for text in numbers], shape)
+    target = np.dtype(dtype)
     if not kinds <= {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}}[target.kind]:
         raise bad(f"input '{name}' takes {datatype(dtype)}; 'data' holds other values")
     wide = {"b": bool, "u": np.uint64, "i": np.int64, "f": np.float64}[target.kind]

@@ -1,25 +1,31 @@
 """Routes of the KServe v2 inference protocol, so that clients such as tritonclient work unchanged; `kserve` has its tensors.
 
-Models have the tensors of their graphs: pixels to logits and boxes (or decoded boxes); `/v1/detect` takes image files.
+A model NAME detects: images and options in, detections out, with the tensors of `detection_tensors`, as in a repository of
+`detrt triton-repo`. NAME:graph has the tensors of its graph: pixels to logits and boxes (or decoded boxes).
 Supported extensions of the protocol are `_EXTENSIONS`; of the model repository, the index and the loading of models that are served.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from numpy.typing import NDArray
 
 from ..backends.worker_process import Bulk
 from ..data.preprocess import check_size
 from ..errors import SpecError
 from ..files import parse_json
 from ..spec import PIXEL_VALUES, TensorInfo
+from .config import ServeConfig
+from .detection_tensors import detection_inputs, detection_outputs, detection_tensors, image_tasks
 from .errors import Refused
 from .hosts import is_loopback
-from .kserve import VERSION, InferRequest, bad, binary_length, datatype
-from .messages import ModelFacts, TensorTask
+from .kserve import GRAPH, VERSION, InferRequest, bad, binary_length, build_infer, datatype
+from .messages import Answer, ImageTask, ModelFacts, TensorTask
 from .reader import Readers, ReadInfer
 from .request import Bodies, infer_operation, refusals
 from .scheduler import Calls
@@ -29,6 +35,26 @@ _EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository"]
 # Memory of attention grows faster than the image; limit of the input size relative to that of the model.
 _AREA_FACTOR = 4
 _LOAD_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Face:
+    """A model of the protocol: a served one, or its graph."""
+
+    name: str
+    facts: ModelFacts
+    inputs: Sequence[TensorInfo]
+    outputs: Sequence[TensorInfo]
+
+    @classmethod
+    def of(cls, facts: ModelFacts, graph: bool) -> _Face:
+        if graph:
+            return cls(facts.name + GRAPH, facts, facts.inputs, facts.outputs)
+        return cls(facts.name, facts, detection_inputs(**facts.takes), detection_outputs(facts.spec))
+
+    @property
+    def is_graph(self) -> bool:
+        return self.name.endswith(GRAPH)
 
 
 def add_kserve(app: FastAPI, calls: Calls, bodies: Bodies, readers: Readers) -> None:
@@ -50,7 +76,8 @@ def add_kserve(app: FastAPI, calls: Calls, bodies: Bodies, readers: Readers) -> 
 
     @app.post("/v2/repository/index", summary="Names of the models", responses={401: short[401]})
     async def index() -> list[dict[str, str]]:
-        return [{"name": name, "version": VERSION, "state": "READY", "reason": ""} for name in calls.pool.models]
+        names = [name + face for name in calls.pool.models for face in ("", GRAPH)]
+        return [{"name": name, "version": VERSION, "state": "READY", "reason": ""} for name in names]
 
     @app.post(
         "/v2/repository/models/{model}/load",
@@ -76,36 +103,38 @@ def add_kserve(app: FastAPI, calls: Calls, bodies: Bodies, readers: Readers) -> 
     def model_routes(prefix: str, shown: bool) -> None:
         """Routes with and without a version."""
 
-        def facts_of(request: Request) -> ModelFacts:
-            version = request.path_params.get("version", VERSION)
-            facts = calls.model(request.path_params["model"])
+        def face_of(request: Request) -> _Face:
+            version, name = request.path_params.get("version", VERSION), request.path_params["model"]
+            face = _Face.of(calls.model(name.removesuffix(GRAPH)), name.endswith(GRAPH))
             if version != VERSION:
-                raise Refused(404, "no_model", f"model '{facts.name}' has the version {VERSION} only; got '{version[:40]}'")
-            return facts
+                raise Refused(404, "no_model", f"model '{face.name}' has the version {VERSION} only; got '{version[:40]}'")
+            return face
 
         async def about(request: Request) -> Response:
-            return _json(metadata_of(facts_of(request)))
+            return _json(metadata_of(face_of(request)))
 
         async def model_ready(request: Request) -> Response:
-            facts_of(request)
+            face_of(request)
             return Response(status_code=200 if calls.pool.ready_workers else 503)
 
         async def model_config(request: Request) -> Response:
-            return _json(config_of(facts_of(request)))
+            return _json(config_of(face_of(request)))
 
         async def infer(request: Request) -> Response:
-            facts = facts_of(request)
+            face = face_of(request)
             length = binary_length(request.headers.get("inference-header-content-length"))
             async with bodies.reading(request) as held:
                 calls.metrics.body_bytes.inc(len(held.data))
-                infer_request = await readers.read(ReadInfer(held.take(), length, facts.inputs, facts.outputs))
-                held.hold(sum(array.nbytes for array in infer_request.inputs.values()))
-                task = _task(infer_request, facts)
-                answers, _ = await calls.run(request, facts, [task], infer_request.timeout_ms)
-            head = answers[0].head_length
+                reading = ReadInfer(held.take(), length, face.inputs, face.outputs, optional=not face.is_graph)
+                infer_request = await readers.read(reading)
+                del reading
+                held.hold(sum(map(_held, infer_request.inputs.values())))
+                tasks: Any = [_task(infer_request, face.facts)] if face.is_graph else _image_tasks(infer_request, config)
+                answers, _ = await calls.run(request, face.facts, tasks, infer_request.timeout_ms)
+            value, head = (answers[0].value, answers[0].head_length) if face.is_graph else _detected(face, infer_request, answers)
             headers = {} if head is None else {"Inference-Header-Content-Length": str(head)}
             kind = "application/json" if head is None else "application/octet-stream"
-            return Response(memoryview(answers[0].value), headers=headers, media_type=kind)
+            return Response(memoryview(value), headers=headers, media_type=kind)
 
         options: dict[str, Any] = {"include_in_schema": shown}
         asking: dict[str, Any] = {"responses": short, "openapi_extra": _with_path({}, prefix), **options}
@@ -138,31 +167,33 @@ def _check_load(body: Bulk) -> None:
         raise bad("a model is loaded from where it was served from, and takes no 'parameters'; send an empty body")
 
 
-def metadata_of(facts: ModelFacts) -> dict[str, Any]:
+def metadata_of(face: _Face) -> dict[str, Any]:
     return {
-        "name": facts.name,
+        "name": face.name,
         "versions": [VERSION],
-        "platform": f"detrt_{facts.backend}",
-        "inputs": [_tensor(info) for info in facts.inputs],
-        "outputs": [_tensor(info) for info in facts.outputs],
+        "platform": f"detrt_{face.facts.backend}",
+        "inputs": [_tensor(info) for info in face.inputs],
+        "outputs": [_tensor(info) for info in face.outputs],
     }
 
 
-def config_of(facts: ModelFacts) -> dict[str, Any]:
+def config_of(face: _Face) -> dict[str, Any]:
     """Triton's model configuration: axes without the batch, which is `max_batch_size`."""
 
-    def row(info: TensorInfo) -> dict[str, Any]:
+    def row(info: TensorInfo, **more: Any) -> dict[str, Any]:
         dtype = datatype(info.dtype)
-        return {"name": info.name, "data_type": f"TYPE_{dtype}", "dims": _tensor(info)["shape"][1:]}
+        kind = "STRING" if dtype == "BYTES" else dtype
+        return {"name": info.name, "data_type": f"TYPE_{kind}", "dims": _tensor(info)["shape"][1:], **more}
 
+    optional = {} if face.is_graph else {"optional": True}
     return {
-        "name": facts.name,
-        "platform": f"detrt_{facts.backend}",
+        "name": face.name,
+        "platform": f"detrt_{face.facts.backend}",
         "backend": "detrt",
-        "max_batch_size": facts.max_batch,
-        "input": [row(info) for info in facts.inputs],
-        "output": [row(info) for info in facts.outputs],
-        "dynamic_batching": {"preferred_batch_size": [facts.max_batch]},
+        "max_batch_size": face.facts.max_batch,
+        "input": [row(info, **optional) for info in face.inputs],
+        "output": [row(info) for info in face.outputs],
+        "dynamic_batching": {"preferred_batch_size": [face.facts.max_batch]},
     }
 
 
@@ -190,6 +221,24 @@ def _task(infer_request: InferRequest, facts: ModelFacts) -> TensorTask:
                 413, "too_large", f"'{PIXEL_VALUES}' has {height}x{width} pixels; at most {_AREA_FACTOR * side * side} are taken"
             )
     return TensorTask(infer_request.inputs, rows, infer_request.outputs, infer_request.id)
+
+
+def _image_tasks(infer_request: InferRequest, config: ServeConfig) -> list[ImageTask]:
+    """The tasks of a request for detections. Raises Refused."""
+    tasks = image_tasks(infer_request.inputs, config.threshold)
+    if len(tasks) > config.max_images:
+        raise Refused(413, "too_many_images", f"the request has {len(tasks)} images; at most {config.max_images} are taken")
+    return tasks
+
+
+def _detected(face: _Face, infer_request: InferRequest, answers: Sequence[Answer]) -> tuple[bytes, int | None]:
+    found = [answer.detections for answer in answers if answer.detections is not None]
+    return build_infer(face.name, infer_request, detection_tensors(found, face.facts.spec))
+
+
+def _held(array: NDArray) -> int:
+    """Bytes of an input in memory."""
+    return sum(map(len, array.reshape(-1))) if array.dtype == object else array.nbytes
 
 
 def _json(data: dict[str, Any]) -> Response:

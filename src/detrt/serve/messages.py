@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.openvino.config import OpenVinoRun
 from ..backends.worker_process import Bulk
 from ..data.images import FAST_FORMATS
+from ..detections import Detections
 from ..spec import ModelSpec, TensorInfo
-from .config import ServedModel
+from .config import ServeConfig, ServedModel
 from .errors import Refused
+
+# Of a request, whatever its form: characters of a prompt and of a name, names of a list, and detections of an image.
+MAX_PROMPT, MAX_NAME, MAX_NAMES, MAX_DETECTIONS = 20_000, 1000, 5000, 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,23 @@ class Setup:
     image_formats: tuple[str, ...] = FAST_FORMATS
     max_prompt_runs: int = 8
     pinned: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: ServeConfig, device: str) -> Setup:
+        """That of a worker on one of the devices of a server."""
+        return cls(
+            models=config.models,
+            device=device,
+            threads=config.threads_on(device),
+            backend=config.backend,
+            openvino=config.openvino,
+            size_hw=config.size,
+            max_batch=config.max_batch,
+            max_pixels=config.max_pixels,
+            image_decoder=config.image_decoder,
+            image_formats=config.image_formats,
+            max_prompt_runs=config.max_prompt_runs,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +83,28 @@ class ModelFacts:
     run_s: float = 0.0
     content: str = ""
 
+    @property
+    def takes(self) -> dict[str, bool]:
+        """What a request may say beside images."""
+        return {"prompt": self.takes_prompt, "task": self.takes_task, "query_images": self.takes_query_images}
+
 
 @dataclass(frozen=True, slots=True)
 class ImageTask:
-    """An image file to detect in.
+    """An image to detect in.
 
-    prompt: a text, or class names. query_images: (name, content of the file) of what to find, instead. classes: names or ids to keep.
+    data: the content of an image file, or its pixels, (height, width, 3) RGB. prompt: a text, or class names. query_images: (name, content of the file) of what to find, instead. classes: names or ids to keep.
+    as_detections: the answer has `Detections`, not JSON.
     """
 
-    data: Bulk
+    data: Bulk | NDArray[np.uint8]
     threshold: float
     classes: tuple[str | int, ...] | None = None
     max_detections: int | None = None
     prompt: str | tuple[str, ...] | None = None
     task: str = ""
     query_images: tuple[tuple[str | None, Bulk], ...] = ()
+    as_detections: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +140,7 @@ class Answer:
     """Result of a task.
 
     value: JSON of an image's detections, or the body of an inference response. head_length: of its JSON, where binary tensors follow.
+    detections: instead of JSON, where the task asks for them.
     """
 
     value: Bulk
@@ -118,6 +148,7 @@ class Answer:
     decode_ms: float = 0.0
     model_ms: float = 0.0
     found: int = 0
+    detections: Detections | None = None
 
 
 @dataclass(frozen=True, slots=True)

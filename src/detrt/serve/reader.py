@@ -49,15 +49,16 @@ class ReadDetect:
 
 @dataclass(frozen=True, slots=True)
 class ReadInfer:
-    """The body of an inference request of the KServe protocol, for a model with these tensors."""
+    """The body of an inference request of the KServe protocol, for a model with these tensors, as `parse_infer` takes them."""
 
     body: Bulk
     header_length: int | None
     inputs: Sequence[TensorInfo]
     outputs: Sequence[TensorInfo]
+    optional: bool = False
 
     def read(self) -> InferRequest:
-        return parse_infer(self.body, self.header_length, self.inputs, self.outputs)
+        return parse_infer(self.body, self.header_length, self.inputs, self.outputs, optional=self.optional)
 
 
 Read = TypeVar("Read", covariant=True)

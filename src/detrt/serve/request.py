@@ -30,6 +30,7 @@ from ..class_names import split_classes
 from ..errors import SpecError
 from .config import MIB, ServeConfig
 from .errors import Refused
+from .messages import MAX_DETECTIONS, MAX_NAME, MAX_NAMES, MAX_PROMPT
 
 _MOST_FIELDS = 64
 _MOST_VALUES = 100_000  # of a JSON body; the longest lists and texts that are allowed have fewer commas and colons
@@ -48,13 +49,13 @@ def _number(value: Any) -> Any:
 
 _NUMBER = BeforeValidator(_number)
 Threshold = Annotated[float, _NUMBER, Field(ge=0, le=1, description="Keep scores above it.")]
-MaxDetections = Annotated[int, _NUMBER, Field(ge=1, le=100_000, description="Keep at most so many in an image.")]
+MaxDetections = Annotated[int, _NUMBER, Field(ge=1, le=MAX_DETECTIONS, description="Keep at most so many in an image.")]
 TimeoutMs = Annotated[int, _NUMBER, Field(ge=1, le=86_400_000, description="Give up after so many milliseconds (408).")]
-Name = Annotated[str, Field(max_length=1000)]
-PromptText = Annotated[str, Field(max_length=20_000)]
-ClassNames = Annotated[list[Name], Field(min_length=1, max_length=5000, fail_fast=True)]
+Name = Annotated[str, Field(max_length=MAX_NAME)]
+PromptText = Annotated[str, Field(max_length=MAX_PROMPT)]
+ClassNames = Annotated[list[Name], Field(min_length=1, max_length=MAX_NAMES, fail_fast=True)]
 _ClassId = Annotated[int, Field(strict=True, ge=0, lt=10**9)]
-ClassIds = Annotated[list[Name | _ClassId], Field(min_length=1, max_length=5000, fail_fast=True)]
+ClassIds = Annotated[list[Name | _ClassId], Field(min_length=1, max_length=MAX_NAMES, fail_fast=True)]
 
 
 Made = TypeVar("Made")

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 from starlette.requests import Request
 
 from ..backends.worker_process import Failed, after_death
@@ -56,7 +57,7 @@ class Pool:
             capacity=config.queue_size,
             max_delay=config.max_delay_ms / 1e3,
         )
-        self._setups = [self._setup(device) for device in config.worker_devices]
+        self._setups = [Setup.of(config, device) for device in config.worker_devices]
         self._serving = Generation(0, len(self._setups), {})
         self._generations = {0: self._serving}  # by number: that which serves, that which is loaded, and those that leave
         self._loading = asyncio.Lock()
@@ -205,22 +206,6 @@ class Pool:
         for worker in generation.live():
             worker.state = "gone"
             self._spawn(worker.disconnect())
-
-    def _setup(self, device: str) -> Setup:
-        c = self.config
-        return Setup(
-            models=c.models,
-            device=device,
-            threads=c.threads_on(device),
-            backend=c.backend,
-            openvino=c.openvino,
-            size_hw=c.size,
-            max_batch=c.max_batch,
-            max_pixels=c.max_pixels,
-            image_decoder=c.image_decoder,
-            image_formats=c.image_formats,
-            max_prompt_runs=c.max_prompt_runs,
-        )
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -533,7 +518,7 @@ class Calls:
             return ("tensors", *((name, array.shape[1:]) for name, array in task.feeds.items()))
         # An image that is rotated by its EXIF orientation may wait in another lane than it should; the worker splits a batch by
         # the sizes that it decodes.
-        size_hw = stored_size(task.data)
+        size_hw = task.data.shape[:2] if isinstance(task.data, np.ndarray) else stored_size(task.data)
         given = model.spec.input
         return "images" if size_hw is None else ("images", tensor_size(size_hw, given, model.only_hw, sizes=model.sizes))
 

@@ -7,30 +7,40 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ..errors import SpecError
-from ..spec import parse_numbers
-from ..system import CPU, parse_devices
+from ..spec import Precision, parse_numbers, parse_size
+from ..system import CPU, IMAGE_DECODERS, parse_devices
 
-BACKENDS = ("auto", "onnxruntime", "tensorrt")
 MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+BUNDLE = "bundle"  # folder in a version of a model
 
 
 @dataclass(frozen=True, slots=True)
 class TritonConfig:
-    """Configuration of the repository.
+    """Configuration of a model in a repository.
 
-    name: of the ensemble, and prefix of the other names; None: the folder of the bundle. backend: "tensorrt" needs an engine of the
-    target tensorrt; "auto" takes one if there is any, else ONNX Runtime. max_batch: largest batch; None: the largest batch of the
-    engine, else 16. preferred_batch: at most `max_batch`. queue: largest number of waiting requests; 0: no limit.
-    devices: as `detrt.system.parse_devices` returns them; empty: Triton chooses. instances: of the model, per GPU or on the CPU.
-    ensemble: also write models that take encoded images and return boxes in pixels. plugin: library with the plugins of the engine.
+    name: of the model; None: the folder of the bundle. version: its folder in the model. backend, threads, size, image_decoder,
+    threshold: as `ServeConfig` takes them. devices: as `detrt.system.parse_devices` returns them; empty: the CPU. instances: on each
+    device. precision: the model is not loaded where another one was opened; "" takes any. max_batch: largest batch.
+    preferred_batch: at most `max_batch`. queue: largest number of waiting requests; 0: no limit. rows: of every output, for clients
+    that need fixed shapes; None: as many as there are detections. environment: folder of the Python environment that has detrt, on
+    Triton's machine; None: that of Triton.
 
     Raises:
-        SpecError: a value out of range, or devices that Triton does not have.
+        SpecError: a value out of range, or devices of different kinds.
     """
 
     name: str | None = field(default=None, metadata={"help": "Name of the model; default: the bundle's folder."})
-    backend: str = field(default="auto", metadata={"help": "auto, onnxruntime or tensorrt."})
-    max_batch: int | None = field(default=None, metadata={"help": "Largest batch size; default: the engine's, or 16."})
+    version: int = field(default=1, metadata={"help": "Version of the model; the others that are there stay."})
+    backend: str = field(
+        default="auto", metadata={"help": "auto, onnxruntime, onnxruntime-rtx, openvino, tensorrt, inductor or torch."}
+    )
+    devices: tuple[str, ...] = field(
+        default=(),
+        metadata={"help": "cpu, or comma-separated GPUs: 0,1; default: cpu.", "flag": "--device", "parse": parse_devices},
+    )
+    instances: int = field(default=1, metadata={"help": "Model instances on each device."})
+    precision: str = field(default="", metadata={"help": "Load the model only where it runs in this precision, such as fp16."})
+    max_batch: int = field(default=8, metadata={"help": "Largest batch size."})
     max_delay_ms: float = field(default=2.0, metadata={"help": "Max queue delay of a request, milliseconds."})
     preferred_batch: tuple[int, ...] = field(
         default=(),
@@ -40,62 +50,71 @@ class TritonConfig:
         },
     )
     queue: int = field(default=0, metadata={"help": "Longest queue, requests; more are refused; 0: no limit."})
-    instances: int = field(default=1, metadata={"help": "Model instances on each device."})
-    devices: tuple[str, ...] = field(
-        default=(), metadata={"help": "GPUs 0,1 or cpu; default: Triton chooses.", "flag": "--device", "parse": parse_devices}
-    )
     threshold: float = field(
         default=0.5,
-        metadata={"help": "Lowest score that the ensemble keeps.", "flag": "--threshold -t", "needs": {"ensemble": ()}},
+        metadata={"help": "Lowest score to report, for requests that give none.", "flag": "--threshold -t"},
     )
-    ensemble: bool = field(
-        default=True,
-        metadata={"help": "Encoded images in and boxes out, or the detector alone.", "flag": "--ensemble/--model-only"},
+    rows: int | None = field(
+        default=None, metadata={"help": "Detections in every output, filled up with 0; default: as many as there are."}
     )
-    warmup: bool = field(
-        default=True, metadata={"help": "Run the detector once when it is loaded.", "flag": "--warmup/--no-warmup"}
+    size: tuple[int, int] | None = field(
+        default=None, metadata={"help": "Input size: 640 or HEIGHTxWIDTH.", "panel": "Size", "parse": parse_size}
     )
-    plugin: str | None = field(
-        default=None, metadata={"help": "Library with the plugins of the engine, as Triton's machine has it."}
+    threads: int | None = field(
+        default=None,
+        metadata={"help": "Threads of an instance; default: the cores divided by the instances.", "panel": "Advanced"},
+    )
+    image_decoder: str = field(
+        default="cpu", metadata={"help": "Decode JPEG files on the cpu, or on the gpu that runs the model.", "panel": "Advanced"}
+    )
+    environment: str | None = field(
+        default=None,
+        metadata={
+            "help": "Python environment with detrt, as Triton's machine has it; default: Triton's own.",
+            "panel": "Advanced",
+        },
     )
 
     def __post_init__(self) -> None:
-        if self.backend not in BACKENDS:
-            raise SpecError(f"--backend must be one of {', '.join(BACKENDS)}; got {self.backend!r}")
+        from ..backends.targets import backend_names
+
+        if self.backend not in (backends := backend_names()):
+            raise SpecError(f"--backend must be one of {', '.join(backends)}; got {self.backend!r}")
         if self.name is not None and not MODEL_NAME.fullmatch(self.name):
             raise SpecError(f"--name must be letters, digits, '_', '-' and '.', at most 128; got {self.name!r}")
-        if not 0 <= self.threshold <= 1:
-            raise SpecError(f"--threshold must be from 0 to 1; got {self.threshold}")
-        if self.instances < 1:
-            raise SpecError(f"--instances must be at least 1; got {self.instances}")
-        if self.max_batch is not None and not 1 <= self.max_batch <= 4096:
-            raise SpecError(f"--max-batch must be from 1 to 4096; got {self.max_batch}")
-        if not 0 <= self.max_delay_ms <= 10_000:
-            raise SpecError(f"--max-delay-ms must be from 0 to 10000; got {self.max_delay_ms:g}")
-        if self.queue < 0:
-            raise SpecError(f"--queue must be 0 (any number) or more; got {self.queue}")
-        self.check_preferred(self.max_batch)
-        named = ",".join(self.devices)
-        if wrong := [one for one in self.devices if one != CPU and not one.startswith("cuda:")]:
-            raise SpecError(f"--device: a model of Triton runs on NVIDIA GPUs or on the CPU, not on {wrong[0]}; got {named!r}")
-        if self.on_cpu and set(self.devices) != {CPU}:
-            raise SpecError(f"--device: a model of Triton runs on GPUs or on the CPU, not on both; got {named!r}")
-        if self.on_cpu and self.backend == "tensorrt":
-            raise SpecError("--backend tensorrt needs a GPU; leave out --device cpu")
-
-    def check_preferred(self, max_batch: int | None) -> None:
-        """Raise SpecError for a preferred batch above the largest one; None: not known yet."""
-        wrong = [size for size in self.preferred_batch if size < 1 or (max_batch is not None and size > max_batch)]
-        if wrong:
-            limit = "" if max_batch is None else f" {max_batch}"
-            raise SpecError(f"--preferred-batch must be from 1 to --max-batch{limit}; got {wrong[0]}")
+        if self.precision not in (known := ("", *map(str, Precision))):
+            raise SpecError(f"--precision must be one of {', '.join(known[1:])}; got {self.precision!r}")
+        if self.image_decoder not in IMAGE_DECODERS:
+            raise SpecError(f"--image-decoder must be {' or '.join(IMAGE_DECODERS)}; got {self.image_decoder!r}")
+        if self.environment is not None and not self.environment.startswith(("/", "$$TRITON_MODEL_DIRECTORY")):
+            raise SpecError(f"--environment must be the whole path of a folder on Triton's machine; got {self.environment!r}")
+        for name, low, high in (
+            ("version", 1, 2**31 - 1),
+            ("instances", 1, 256),
+            ("max_batch", 1, 1024),
+            ("max_delay_ms", 0, 10_000),
+            ("queue", 0, 1_000_000),
+            ("threshold", 0, 1),
+            ("rows", 1, 100_000),
+            ("threads", 1, 1024),
+        ):
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise SpecError(f"--{name.replace('_', '-')} must be from {low} to {high}; got {value:g}")
+        if wrong := [size for size in self.preferred_batch if not 1 <= size <= self.max_batch]:
+            raise SpecError(f"--preferred-batch must be from 1 to --max-batch {self.max_batch}; got {wrong[0]}")
+        kinds = {one.partition(":")[0] for one in self.devices}
+        if len(kinds) > 1 or (self.devices and not self.gpus and len(set(self.devices)) > 1):
+            raise SpecError(
+                f"--device: a model of Triton runs on NVIDIA GPUs or on one other device; got {','.join(self.devices)!r}"
+            )
 
     @property
-    def on_cpu(self) -> bool:
-        """Whether the devices are the CPU."""
-        return CPU in self.devices
+    def device(self) -> str:
+        """The parameter of the model: "cuda", whose number Triton gives to each instance, or the device."""
+        return "cuda" if self.gpus else self.devices[0] if self.devices else CPU
 
     @property
     def gpus(self) -> list[int]:
         """Numbers of the GPUs, each once; empty: none is named."""
-        return list(dict.fromkeys(int(one.partition(":")[2]) for one in self.devices if one != CPU))
+        return list(dict.fromkeys(int(one.partition(":")[2]) for one in self.devices if one.startswith("cuda:")))

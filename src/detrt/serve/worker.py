@@ -41,7 +41,7 @@ from ..text.prompts import ImageQueries, Prompt
 from .config import ServedModel
 from .content import opened_content, stored_content
 from .errors import Refused
-from .kserve import build_infer
+from .kserve import GRAPH, build_infer
 from .messages import Alive, Answer, Batch, Done, ImageTask, Left, ModelFacts, Ready, Setup, TensorTask
 from .process import be_first_victim
 
@@ -58,7 +58,7 @@ _LEFT = Refused(504, "deadline", "nobody waits for this any more")
 # The image, which is still encoded where the GPU decodes it, and milliseconds.
 Decoded = tuple[LoadedImage | Refused, float]
 # A task, and its image with its header read.
-OpenedTask = tuple[ImageTask, OpenedImage | Refused]
+OpenedTask = tuple[ImageTask, "OpenedImage | NDArray[np.uint8] | Refused"]
 
 
 def main(descriptor: int) -> None:
@@ -174,15 +174,18 @@ class BatchImages:
         for place, task in enumerate(tasks):
             if not isinstance(task, ImageTask):
                 return parts
-            opened: OpenedImage | Refused
+            opened: OpenedImage | NDArray[np.uint8] | Refused
             try:
-                opened = open_image(
-                    task.data,
-                    max_pixels=setup.max_pixels,
-                    formats=setup.image_formats,
-                    stopped=partial(self.left.__contains__, place),
-                )
-                pixels = opened.image.width * opened.image.height
+                if isinstance(task.data, np.ndarray):
+                    opened, pixels = _checked_pixels(task.data, setup.max_pixels), task.data[..., 0].size
+                else:
+                    opened = open_image(
+                        task.data,
+                        max_pixels=setup.max_pixels,
+                        formats=setup.image_formats,
+                        stopped=partial(self.left.__contains__, place),
+                    )
+                    pixels = opened.image.width * opened.image.height
             except DetrtError as error:
                 opened, pixels = Refused(400, "bad_image", str(error)), 0
             if not parts or total + pixels > PIXELS_AT_ONCE:
@@ -196,13 +199,21 @@ class BatchImages:
         return parts
 
 
+def _checked_pixels(pixels: NDArray[np.uint8], max_pixels: int) -> NDArray[np.uint8]:
+    """Pixels as they are. Raises ImageError for none, or more than `max_pixels`."""
+    height, width = pixels.shape[:2]
+    if not 0 < height * width <= max_pixels:
+        raise ImageError(f"an image must have 1 to {max_pixels} pixels; got {width} x {height}")
+    return pixels
+
+
 def decode_image(setup: Setup, opened_task: OpenedTask) -> Decoded:
     """Decode an image; one that a GPU can decode stays encoded for it."""
     task, image = opened_task
     start = time.perf_counter()
     decoded: LoadedImage | Refused
     try:
-        if isinstance(image, Refused):
+        if not isinstance(image, OpenedImage):
             decoded = image
         elif setup.image_decoder == "gpu":
             decoded = load_encoded(task.data, max_pixels=setup.max_pixels, opened=image)
@@ -385,7 +396,7 @@ class Model:
             for i, task in zip(indices, chosen, strict=True):
                 values = {name: outputs[name][first : first + task.rows] for name, _ in task.outputs}
                 try:
-                    body, head = build_infer(self.facts.name, task, values)
+                    body, head = build_infer(self.facts.name + GRAPH, task, values)
                     results[i] = Answer(Bulk(body), head, model_ms=took)
                 except Refused as refusal:
                     results[i] = refusal
@@ -508,6 +519,8 @@ def _answer(detections: Detections, task: ImageTask, classes: frozenset[int] | N
     if classes is not None:
         keep &= np.isin(detections.class_ids, np.array(sorted(classes), np.int64))
     kept = detections[keep][: task.max_detections]
+    if task.as_detections:
+        return Answer(Bulk(), decode_ms=decode_ms, model_ms=model_ms, found=len(kept), detections=kept)
     height, width = kept.image_size_hw
     value = {"width": width, "height": height, "detections": kept.to_list()}
     if kept.prompt:
