@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
@@ -43,7 +44,7 @@ def files_of(folder: str, count: int) -> list[bytes]:
 
 
 def drive(kind: str, address: str, model: str, files: list[bytes], clients: int, batch: int, seconds: float, prompt: str) -> dict:
-    """Images a second and latencies of clients that ask for `seconds`."""
+    """Images per second and latencies of clients that ask for `seconds`."""
     import tritonclient.grpc as over_grpc
     import tritonclient.http as over_http
 
@@ -110,8 +111,8 @@ def driven(asked: dict, files: list[bytes]) -> dict:
 
 
 @contextlib.contextmanager
-def triton(options: argparse.Namespace) -> Iterator[tuple[dict[str, str], str]]:
-    """(addresses by protocol, version) of Triton with the bundle."""
+def triton(options: argparse.Namespace) -> Iterator[tuple[dict[str, str], int]]:
+    """(addresses by protocol, process) of Triton with the bundle."""
     import triton_support
 
     from detrt.serve.triton import write_triton_repo
@@ -139,12 +140,12 @@ def triton(options: argparse.Namespace) -> Iterator[tuple[dict[str, str], str]]:
         with triton_support.Triton(Path(folder), environment=environment, one_thread=False) as server:
             line = next((line for line in server.log.splitlines() if line.startswith("detrt: model on")), "")
             print(json.dumps({"triton": line, "gpus": "GPU" in server.log and "NVML" not in server.log}), flush=True)
-            yield {"grpc": server.grpc, "http": server.http}, line
+            yield {"grpc": server.grpc, "http": server.http}, server.process.pid
 
 
 @contextlib.contextmanager
-def serve(options: argparse.Namespace) -> Iterator[str]:
-    """The address of `detrt serve` with the bundle."""
+def serve(options: argparse.Namespace) -> Iterator[tuple[dict[str, str], int]]:
+    """(addresses by protocol, process) of `detrt serve` with the bundle."""
     from serve_support import Server
 
     arguments = ["--device", options.device, "--backend", options.backend, "--workers", options.workers]
@@ -157,7 +158,17 @@ def serve(options: argparse.Namespace) -> Iterator[str]:
         options.image_decoder,
     ]
     with Server(f"model={options.bundle}", *arguments, "--queue", 4096, one_thread=False) as server:
-        yield f"{server.host}:{server.port}"
+        yield {"http": f"{server.host}:{server.port}"}, server.process.pid
+
+
+def cpu_seconds(process: int) -> float:
+    """Processor time of a process and its children."""
+    total = 0.0
+    for one in [parent := psutil.Process(process), *parent.children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):
+            times = one.cpu_times()
+            total += times.user + times.system
+    return total
 
 
 def plain(options: argparse.Namespace, files: list[bytes], batch: int) -> dict:
@@ -207,14 +218,17 @@ def main() -> None:
         print(json.dumps({"what": "plain session", "batch": batch, **plain(options, files, batch)}), flush=True)
     for _ in range(options.repeats):
         for what, opened in (("triton", triton), ("detrt serve", serve)):
-            with opened(options) as found:
-                addresses = found[0] if isinstance(found, tuple) else {"http": found}
+            with opened(options) as (addresses, process):
                 for kind, address in addresses.items():
                     for clients in map(int, options.clients.split(",")):
                         for batch in map(int, options.batches.split(",")):
                             asked = {"kind": kind, "address": address, "model": "model", "clients": clients, "batch": batch}
-                            found_here = driven({**asked, "seconds": options.seconds, "prompt": options.prompt}, files)
-                            row = {"what": what, "protocol": kind, "clients": clients, "batch": batch, **found_here}
+                            before = cpu_seconds(process)
+                            measured = driven({**asked, "seconds": options.seconds, "prompt": options.prompt}, files)
+                            images = (measured["requests"] + clients) * batch  # each has connected with one
+                            spent = round((cpu_seconds(process) - before) / images * 1e3, 2)
+                            row = {"what": what, "protocol": kind, "clients": clients, "batch": batch, **measured}
+                            row["cpu_ms_an_image"] = spent
                             print(json.dumps(row), flush=True)
 
 

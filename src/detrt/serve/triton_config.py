@@ -19,7 +19,7 @@ class TritonConfig:
     """Configuration of a model in a repository.
 
     name: of the model; None: the folder of the bundle. version: its folder in the model. backend, threads, size, image_decoder,
-    threshold: as `ServeConfig` takes them. devices: as `detrt.system.parse_devices` returns them; empty: the CPU. instances: on each
+    threshold: as `ServeConfig` takes them. devices: as `detrt.system.parse_devices` returns them; empty: the CPU, or the first GPU for a backend that needs one. instances: on each
     device. precision: the model is not loaded where another one was opened; "" takes any. max_batch: largest batch.
     preferred_batch: at most `max_batch`. queue: largest number of waiting requests; 0: no limit. rows: of every output, for clients
     that need fixed shapes; None: as many as there are detections. environment: folder of the Python environment that has detrt, on
@@ -36,7 +36,11 @@ class TritonConfig:
     )
     devices: tuple[str, ...] = field(
         default=(),
-        metadata={"help": "cpu, or comma-separated GPUs: 0,1; default: cpu.", "flag": "--device", "parse": parse_devices},
+        metadata={
+            "help": "cpu, or comma-separated GPUs: 0,1; default: cpu, or 0 with a backend that needs one.",
+            "flag": "--device",
+            "parse": parse_devices,
+        },
     )
     instances: int = field(default=1, metadata={"help": "Model instances on each device."})
     precision: str = field(default="", metadata={"help": "Load the model only where it runs in this precision, such as fp16."})
@@ -76,7 +80,7 @@ class TritonConfig:
     )
 
     def __post_init__(self) -> None:
-        from ..backends.targets import backend_names
+        from ..backends.targets import backend_names, needs_gpu
 
         if self.backend not in (backends := backend_names()):
             raise SpecError(f"--backend must be one of {', '.join(backends)}; got {self.backend!r}")
@@ -103,6 +107,8 @@ class TritonConfig:
                 raise SpecError(f"--{name.replace('_', '-')} must be from {low} to {high}; got {value:g}")
         if wrong := [size for size in self.preferred_batch if not 1 <= size <= self.max_batch]:
             raise SpecError(f"--preferred-batch must be from 1 to --max-batch {self.max_batch}; got {wrong[0]}")
+        if not self.devices and needs_gpu(self.backend):
+            object.__setattr__(self, "devices", ("cuda:0",))
         kinds = {one.partition(":")[0] for one in self.devices}
         if len(kinds) > 1 or (self.devices and not self.gpus and len(set(self.devices)) > 1):
             raise SpecError(
