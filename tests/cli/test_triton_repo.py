@@ -70,7 +70,7 @@ def test_choices(cli, place):
         "repo",
         *options.split(),
         "--size",
-        "96x128",
+        "8x12",
         "--environment",
         "/opt/a b",
         "--precision",
@@ -84,7 +84,7 @@ def test_choices(cli, place):
     (group,) = found.instance_group
     assert (group.kind, group.count, list(group.gpus)) == (model_config.ModelInstanceGroup.KIND_GPU, 2, [0, 1])
     parameters = {name: value.string_value for name, value in found.parameters.items()}
-    assert (parameters["device"], parameters["size"], parameters["precision"]) == ("cuda", "96x128", "fp16")
+    assert (parameters["device"], parameters["size"], parameters["precision"]) == ("cuda", "8x12", "fp16")
     assert parameters["EXECUTION_ENV_PATH"] == "/opt/a b"
     cli("triton-repo", "bundle", "-o", "repo", "--name", "intel", "--device", "xpu:1", "--backend", "openvino")
     assert read("repo/intel/config.pbtxt").parameters["device"].string_value == "xpu:1"
@@ -154,10 +154,14 @@ def test_refusals(cli, place):
     cli.refused("triton-repo", "in", "-o", "repo", names="'in'", advice="detrt build")
     cli.refused("triton-repo", "bundle", "-o", "model.onnx", names="model.onnx", advice="file|give another")
     assert snapshot(place) == before
+    cli.refused("triton-repo", "bundle", "-o", "repo", "--size", "333", names="333", advice="8|multiple|size")
+    assert snapshot(place) == before
+    cli("triton-repo", "bundle", "-o", "repo")
+    cli.refused("triton-repo", "bundle", "-o", "repo/bundle", names="repo/bundle", advice="the folder above it")
     Path("bundle/model.onnx").write_bytes(b"changed")
-    cli.refused("triton-repo", "bundle", "-o", "repo", names="model.onnx", advice="build it again")
+    cli.refused("triton-repo", "bundle", "-o", "new", names="model.onnx", advice="build it again")
     with pytest.raises(SpecError):
-        write_triton_repo("bundle", "repo")
+        write_triton_repo("bundle", "new")
 
 
 def test_a_place_that_cannot_be_written(place):

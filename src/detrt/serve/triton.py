@@ -11,6 +11,7 @@ from pathlib import Path
 
 from .. import files
 from ..bundle import MANIFEST, Bundle
+from ..data.preprocess import check_size
 from ..errors import OutputError, SpecError
 from ..spec import TensorInfo
 from .detection_tensors import detection_inputs, detection_outputs
@@ -52,14 +53,17 @@ def write_triton_repo(bundle_folder: Path | str, output: Path | str, config: Tri
     """Write a version of a model: a copy of the bundle and its `model.py`, and `config.pbtxt` where the model is new.
 
     Raises:
-        SpecError: not a bundle, a damaged one, or no name for the model.
-        OutputError: this version is there, or another one that was written with other choices or for other tensors.
+        SpecError: not a bundle, a damaged one, no name for the model, or a size that it does not take.
+        OutputError: `output` is a model itself, this version is there, or another one that was written with other choices or for other tensors.
     """
     config = config or TritonConfig()
     bundle = Bundle.open(bundle_folder)
     name = config.name or re.sub(r"[^A-Za-z0-9_.-]", "_", Path(os.path.abspath(bundle_folder)).name)
     if not MODEL_NAME.fullmatch(name):
         raise SpecError(f"'{bundle_folder}' gives no name for a model; give one with --name")
+    check_size(bundle.spec.input, config.size)
+    if (Path(output) / CONFIG).exists():
+        raise OutputError(f"'{output}' is a model of a repository; give the folder above it with -o, or another one")
     for entry in bundle.files:
         bundle.checked_path(entry)
     _write(Path(output) / name, str(config.version), bundle, config_text(bundle, name, config))
