@@ -54,3 +54,18 @@ def test_rows_name_a_run_that_is_described():
         )
         if described:
             assert {row["run"] for row in rows if "run" in row} == described, path.name
+
+
+def test_benchmarks_reproduce_what_is_published():
+    """Each program is named by the page that its row in benchmarks/README.md links, or belongs to another program."""
+    folder = ROOT / "benchmarks"
+    programs = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.suffix in (".py", ".c")}
+    readme = (folder / "README.md").read_text("utf-8")
+    listed = dict(re.findall(r"^\| `([\w/.]+)` .*\]\(\.\./([^)]+)\) \|$", readme, re.MULTILINE))
+    unnamed = [name for name, page in listed.items() if Path(name).name not in (ROOT / page).read_text("utf-8")]
+    assert unnamed == [] and set(listed) <= programs
+    texts = {name: (folder / name).read_text("utf-8") for name in programs}
+    lone = [
+        n for n in programs - set(listed) if not any(re.search(rf"\b{Path(n).stem}\b", t) for o, t in texts.items() if o != n)
+    ]
+    assert lone == []
