@@ -38,7 +38,7 @@ from .data.preprocess import preprocessing_words
 from .errors import EngineError, ExportError, MissingPackageError, OutputError, SpecError
 from .evaluation.models import is_foreign
 from .models.contract import ExportConfig
-from .models.load import FLAGS, LoadChanges, LoadOptions, changed, check_changes, takes_load_options
+from .models.load import FLAGS, LoadChanges, LoadOptions, changed, check_changes, hub_name, takes_load_options
 from .precision import PrecisionConfig
 from .precision.capability import check_before
 from .precision.config import PLACEMENTS, RANGES, SEARCH_PLOT, SEARCH_STATE
@@ -114,7 +114,8 @@ def build(
     load, held = changed(load, changes), _bundle_at(Path(model))
     if output is None:
         if held is None:
-            raise OutputError("it is not said where the bundle goes; give a folder with -o, such as -o bundle")
+            example = f"{hub} -o {Path(model).name}" if (hub := hub_name(str(model))) else "-o bundle"
+            raise OutputError(f"it is not said where the bundle goes; give a folder with -o, such as {example}")
         output = model
     grows = held is not None and Path(output).is_dir() and os.path.samefile(model, output)
     graph = [GraphConfig(fuse_attention, tuple(try_devices))] if fuse_attention or try_devices else []

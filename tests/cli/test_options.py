@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass, field, fields
@@ -184,6 +185,34 @@ def test_python_refuses_the_same():
 )
 def test_old_spellings_name_the_new_one(cli, place, arguments, names, advice):
     cli.refused(*arguments, names=names, advice=advice)
+
+
+LINES_OF_ULTRALYTICS = {
+    "predict model=best.pt source=a.jpg conf=0.3 imgsz=640 save=True": "detrt detect best.pt a.jpg --threshold 0.3 --size 640 --save-dir runs",
+    "predict model=m source='my photos' device=0": "detrt detect m 'my photos' --device 0",
+    "predict photos": "detrt detect MODEL IMAGES",
+    "track model=m source=a.mp4": "detrt detect m a.mp4 --track",
+    "val model=m data=coco.yaml batch=4": "detrt eval m --images DIR --ground-truth FILE --batch 4",
+    "train data=coco.yaml epochs=3": "detrt build CHECKPOINT -o BUNDLE",
+    "benchmark model=m": "detrt bench m",
+    "export model=m format=engine half=True": "detrt build m -o BUNDLE --target tensorrt --precision fp16",
+    "export m format=engine int8=True imgsz=640": "detrt build m -o BUNDLE --target tensorrt --precision int8 --calibration DIR --size 640",
+    "export model=m format=openvino": "detrt build m -o BUNDLE --target openvino",
+    "export model=m": "detrt build m -o BUNDLE --target onnx",
+}
+
+
+@pytest.mark.parametrize(("typed", "line"), LINES_OF_ULTRALYTICS.items())
+def test_lines_of_ultralytics_get_the_line_to_type(cli, typed, line):
+    assert cli(*shlex.split(typed), code=2).err.rstrip().endswith(line)
+    name, *words = shlex.split(line)[1:]
+    assert {word for word in words if word.startswith("--")} <= set(options_of(name))
+
+
+@pytest.mark.parametrize("arguments", [["build"], ["build", "-o", "out"], ["info"]], ids=" ".join)
+def test_a_name_of_the_hub_gets_its_prefix(cli, arguments):
+    command, *rest = arguments
+    assert "hf:PekingU/rtdetr_v2_r18vd" in cli(command, "PekingU/rtdetr_v2_r18vd", *rest, code=2).err
 
 
 def test_prompts_and_files_of_class_names_exclude_each_other(tmp_path):

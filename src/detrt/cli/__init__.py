@@ -236,8 +236,12 @@ def _usage_error(error: Any, arguments: list[str]) -> str:
     if (unknown := _NO_COMMAND.match(message)) is not None:
         from .spellings import command_hint
 
-        if (found := command_hint(unknown[1])) is not None:
+        if (found := command_hint(unknown[1], arguments[arguments.index(unknown[1]) + 1 :])) is not None:
             return found
+    from .spellings import line_of
+
+    if (line := line_of(arguments)) is not None:
+        return f"detrt has no key=value arguments; use {line}"
     if callable(refused := getattr(error.__cause__, "errors", None)):  # of pydantic, in newer typer versions
         message += f"; got {refused()[0]['input']!r}"
     return f"{message[:1].lower()}{message[1:]}; see: {path} -h".replace("?; see", "? See")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable
 
 # Options of earlier versions -> what to write now.
@@ -138,12 +139,48 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
 }
 
 
-def command_hint(command: str) -> str | None:
-    """What to type for an unknown command, where another tool has it."""
+# key=value of ultralytics -> the words of detrt; {} stands for the value.
+_KEYS = {
+    "conf": "--threshold {}", "imgsz": "--size {}", "device": "--device {}", "batch": "--batch {}", "vid_stride": "--every {}",
+    "max_det": "--max-detections {}", "project": "--save-dir {}",
+}  # fmt: skip
+_FORMATS = {"engine": "tensorrt", "openvino": "openvino", "onnx": "onnx", "torchscript": "inductor", "pt2": "inductor"}
+
+
+def command_hint(command: str, words: Iterable[str] = ()) -> str | None:
+    """What to type for an unknown command, where another tool has it; with what was typed behind it where that is known."""
     for ours, names in _COMMANDS.items():
         if command.lower().replace("_", "-") in names:
-            return f"no such command {command!r}; use {ours}"
+            given = list(words)
+            return f"no such command {command!r}; use {line_of([command, *given]) or ours}"
     return None
+
+
+def line_of(words: list[str]) -> str | None:
+    """The line to type for one of ultralytics, such as `export model=FILE format=engine half=True`, or None where it is none."""
+    keys = {key.lower(): value for key, sign, value in (word.partition("=") for word in words) if sign and key.isidentifier()}
+    mode = next(
+        (word.lower() for word in words if word.lower() in ("predict", "track", "val", "train", "export", "benchmark")), None
+    )
+    if mode is None or not keys or words[0].startswith("-"):
+        return None
+    files = [word for word in words if "=" not in word and not word.startswith("-") and word.lower() != mode]
+    model = shlex.quote(keys.get("model", files[0] if mode == "export" and files else "MODEL"))
+    true = {key for key, value in keys.items() if value.lower() in ("true", "1", "yes")}
+    if mode == "export":
+        target = _FORMATS.get(keys.get("format", "onnx").lower(), "auto")
+        line = f"detrt build {model} -o BUNDLE --target {target}"
+        line += " --precision fp16" if "half" in true else " --precision int8 --calibration DIR" if "int8" in true else ""
+        return line + "".join(f" {_KEYS[key].format(shlex.quote(keys[key]))}" for key in ("imgsz", "batch") if key in keys)
+    if mode == "train":
+        return next(ours for ours, names in _COMMANDS.items() if mode in names)
+    if mode == "benchmark":
+        return f"detrt bench {model}"
+    if mode == "val":
+        return f"detrt eval {model} --images DIR --ground-truth FILE" + (f" --batch {keys['batch']}" if "batch" in keys else "")
+    line = f"detrt detect {model} {shlex.quote(keys.get('source', 'IMAGES'))}" + (" --track" if mode == "track" else "")
+    line += "".join(f" {_KEYS[key].format(shlex.quote(value))}" for key, value in keys.items() if key in _KEYS and key != "batch")
+    return line if "project" in keys or "save" not in true else f"{line} --save-dir runs"
 
 
 def hint(option: str, command: str, options_of: Callable[[str], Iterable[str]], commands: Iterable[str]) -> str | None:

@@ -32,8 +32,6 @@ Function = TypeVar("Function", bound="Callable[..., Any]")
 _EMBEDDED = Path(__file__).with_name("embedded")
 EMBEDDED = {"embedded:shapes": _EMBEDDED / "shapes", "embedded:phrases": _EMBEDDED / "phrases"}
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
-
-
 ONNX_ONLY = ("layout", "mean", "std")  # fields of LoadOptions that no checkpoint takes
 FLAGS = ("trust_remote_code", "allow_untested_transformers")  # fields of LoadOptions that are off or on
 # Fields of LoadOptions that the provenance records; paths are absolute.
@@ -50,6 +48,11 @@ RECORDED = (
     "no_masks",
     *ONNX_ONLY,
 )
+
+
+def hub_name(text: str) -> str | None:
+    """How a model is written that lacks its `hf:`: of the form org/name, and no path of this machine."""
+    return f"hf:{text}" if _HUB_ID.match(text) and not Path(text).exists() else None
 
 
 def is_checkpoint_reference(ref: str) -> bool:
@@ -401,8 +404,8 @@ def _folder_of(ref: str, options: LoadOptions) -> tuple[Path, str]:
                 f"{ref!r} is a file; give the folder that holds config.json and the weights, or ckpt:{ref} for a "
                 "checkpoint file as its authors publish it"
             )
-        if _HUB_ID.match(ref):
-            raise SourceError(f"there is no folder {ref!r}; check the path, or write 'hf:{ref}' for the Hugging Face hub")
+        if hub := hub_name(ref):
+            raise SourceError(f"there is no folder {ref!r}; check the path, or write '{hub}' for the Hugging Face hub")
         raise SourceError(
             f"there is no folder {ref!r}; check the path, or give hf:<organisation>/<model>, ckpt:FILE for a checkpoint file as its "
             "authors publish it, or embedded:shapes"
