@@ -169,3 +169,31 @@ def test_functions_of_sources_and_references(tmp_path):
     assert not list(tmp_path.iterdir())
     with pytest.raises(ArgumentError, match="model"):
         open_session(None)
+
+
+@pytest.mark.parametrize("value", ["onnx", b"onnx", {"a": 1}, 5, None], ids=str)
+@pytest.mark.parametrize("name", ["targets", "try_devices"])
+def test_build_takes_lists(name, value, tmp_path):
+    pytest.importorskip("torch", reason="needs the 'export' extra")
+    from detrt import build
+
+    with pytest.raises(ArgumentError, match=f"{name} must be a list of"):
+        build("embedded:shapes", tmp_path / "out", **{name: value})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("value", ["onnx", 5], ids=str)
+def test_lists_of_other_functions(value):
+    pytest.importorskip("torch", reason="needs the 'export' extra")
+    from detrt import EngineConfig, load_source, verify
+
+    for name, call in {
+        "mean": lambda: load_source("embedded:shapes", mean=value),
+        "std": lambda: load_source("embedded:shapes", std=value),
+        "batches": lambda: verify("bundle", "other", ["x.png"], batches=value),
+        "images": lambda: verify("bundle", "other", value),
+        "sms": lambda: EngineConfig(sms=value),
+        "classes": lambda: Detector(make_session(make_spec()), classes=value),
+    }.items():
+        with pytest.raises((DetrtError, ArgumentError), match=name):
+            call()

@@ -310,3 +310,20 @@ def test_pending_detections_keep_their_threshold():
     detector = Detector(make_session(make_spec()), threshold=0.1, batch_size=2)
     low, high = detector.submit([red(8, 12, 100)]), detector.submit([red(8, 12, 100), red(8, 12, 250)], threshold=0.8)
     assert reds(high.result()) == [None, 250] and reds(low.result()) == [100]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 4])
+def test_bad_images_are_errors_in_their_place(tmp_path, batch_size):
+    (tmp_path / "bad.jpg").write_bytes(b"no image")
+    images = [tmp_path / "gone.png", red(8, 12, 100), tmp_path / "bad.jpg", red(8, 12, 200), red(9, 12, 150), b"junk"]
+    detector = Detector(make_session(make_spec(), max_batch=4), threshold=0.1, batch_size=batch_size)
+    found = detector(images, skip_bad=True)
+    assert [isinstance(one, ImageError) for one in found] == [True, False, True, False, False, True]
+    assert reds([one for one in found if not isinstance(one, ImageError)]) == [100, 200, 150]
+    assert "gone.png" in str(found[0]) and "bad.jpg" in str(found[2])
+    assert [type(one) for one in detector.stream(iter(images), skip_bad=True)] == [type(one) for one in found]
+    assert [type(one) for one in detector([tmp_path / "bad.jpg"], skip_bad=True)] == [ImageError]
+    with pytest.raises(ImageError, match=r"gone\.png"):
+        detector(images)
+    with pytest.raises(ImageError, match=r"bad\.jpg"):
+        detector(tmp_path / "bad.jpg", skip_bad=True)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, overload
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from .data.prefetch import Prefetcher
 from .data.preprocess import BatchPlan, SizeHW, check_size, plan_batches, preprocess, size_words
 from .data.raw_image import LoadedImage
 from .detections import Detections
-from .errors import PromptError, SessionError, SpecError
+from .errors import ImageError, PromptError, SessionError, SpecError
 from .models.load import LoadChanges, LoadOptions, check_changes, takes_load_options
 from .spec import ModelSpec
 from .system import IMAGE_DECODERS, usable_cores
@@ -258,6 +258,7 @@ class Detector:
         prompt: Prompts | None = None,
         threshold: float | None = None,
         classes: Sequence[str | int] | None = None,
+        skip_bad: Literal[False] = False,
     ) -> Detections: ...
 
     @overload
@@ -269,7 +270,20 @@ class Detector:
         prompt: Prompts | None = None,
         threshold: float | None = None,
         classes: Sequence[str | int] | None = None,
+        skip_bad: Literal[False] = False,
     ) -> list[Detections]: ...
+
+    @overload
+    def __call__(
+        self,
+        images: Iterable[ImageSource],
+        prompts: Sequence[Prompts] | None = None,
+        *,
+        prompt: Prompts | None = None,
+        threshold: float | None = None,
+        classes: Sequence[str | int] | None = None,
+        skip_bad: bool,
+    ) -> list[Detections | ImageError]: ...
 
     def __call__(
         self,
@@ -279,7 +293,8 @@ class Detector:
         prompt: Prompts | None = None,
         threshold: float | None = None,
         classes: Sequence[str | int] | None = None,
-    ) -> Detections | list[Detections]:
+        skip_bad: bool = False,
+    ) -> Detections | list[Detections] | list[Detections | ImageError]:
         """Detect in one image, or in many.
 
         Args:
@@ -289,6 +304,7 @@ class Detector:
             prompt: one for all images, instead of the detector's.
             threshold: lowest score that is reported, 0 to 1; None: the detector's.
             classes: names or ids to report; None: the detector's.
+            skip_bad: of many images, give the ImageError of one that cannot be read in its place, and go on.
 
         Returns:
             The detections of one image; of many, a list of the same length and order.
@@ -302,7 +318,31 @@ class Detector:
         if (image := one_image(images)) is not None:
             (found,) = self.stream([image], prompts, **options)
             return found
-        return list(self.stream(images, prompts, **options))  # type: ignore[arg-type]
+        return list(self.stream(images, prompts, skip_bad=skip_bad, **options))  # type: ignore[arg-type]
+
+    @overload
+    def stream(
+        self,
+        images: Iterable[ImageSource],
+        prompts: Iterable[Prompts] | None = None,
+        *,
+        prompt: Prompts | None = None,
+        threshold: float | None = None,
+        classes: Sequence[str | int] | None = None,
+        skip_bad: Literal[False] = False,
+    ) -> Iterator[Detections]: ...
+
+    @overload
+    def stream(
+        self,
+        images: Iterable[ImageSource],
+        prompts: Iterable[Prompts] | None = None,
+        *,
+        prompt: Prompts | None = None,
+        threshold: float | None = None,
+        classes: Sequence[str | int] | None = None,
+        skip_bad: bool,
+    ) -> Iterator[Detections | ImageError]: ...
 
     def stream(
         self,
@@ -312,7 +352,8 @@ class Detector:
         prompt: Prompts | None = None,
         threshold: float | None = None,
         classes: Sequence[str | int] | None = None,
-    ) -> Iterator[Detections]:
+        skip_bad: bool = False,
+    ) -> Iterator[Detections] | Iterator[Detections | ImageError]:
         """Detect in images as they come; holds one batch of images in memory, and `ahead` more where a GPU works on them.
 
         Args:
@@ -321,6 +362,7 @@ class Detector:
             prompt: for all images.
             threshold: lowest score.
             classes: names or ids to report.
+            skip_bad: see `__call__`.
 
         Yields:
             The detections of each image, in order.
@@ -338,19 +380,23 @@ class Detector:
         if prompts is None and prompt is None:
             self.check_prompt()
         source, given = map(self._in_rgb, images), None if prompts is None else iter(prompts)
-        waiting: deque[PendingDetections] = deque()
+        waiting: deque[tuple[PendingDetections | None, list[ImageError | None]]] = deque()
         while some := list(itertools.islice(source, self.batch_size)):
-            batch = self._prefetcher.load_batch(some)
-            mine = None if given is None else list(itertools.islice(given, len(batch)))
-            if mine is not None and len(mine) != len(batch):
+            read = self._prefetcher.try_batch(some) if skip_bad else self._prefetcher.load_batch(some)
+            bad = [image if isinstance(image, ImageError) else None for image in read]
+            mine = None if given is None else list(itertools.islice(given, len(read)))
+            if mine is not None and len(mine) != len(read):
                 raise PromptError("there are fewer prompts than images; give one for each image")
             if prompt is not None:
-                mine = [prompt] * len(batch)
-            waiting.append(self.submit(batch, mine, threshold=threshold, classes=classes))
+                mine = [prompt] * len(read)
+            batch = [image for image in read if not isinstance(image, ImageError)]
+            mine = mine and [one for one, error in zip(mine, bad, strict=True) if error is None]
+            pending = self.submit(batch, mine, threshold=threshold, classes=classes) if batch else None
+            waiting.append((pending, bad))
             if len(waiting) > self.ahead:
-                yield from waiting.popleft().result()
-        for pending in waiting:
-            yield from pending.result()
+                yield from _in_place(*waiting.popleft())
+        for pending, bad in waiting:
+            yield from _in_place(pending, bad)
         if given is not None and next(given, None) is not None:
             raise PromptError("there are more prompts than images; give one for each image")
 
@@ -481,3 +527,10 @@ _NO_GPU_DECODING = (
     "(--backend inductor), or an engine or ONNX Runtime with --device cuda:0, and PyTorch's CUDA build; this one runs with {}. Leave it out, or "
     "choose such a backend"
 )
+
+
+def _in_place(pending: PendingDetections | None, bad: Sequence[ImageError | None]) -> Iterator[Any]:
+    """The detections of a batch, with the errors of images that cannot be read where those were."""
+    found = iter(() if pending is None else pending.result())
+    for error in bad:
+        yield next(found) if error is None else error

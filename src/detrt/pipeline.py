@@ -33,7 +33,7 @@ from .bundle import (
     writing_bundle,
 )
 from .class_names import name_notes
-from .data.arguments import check_configs, check_model, check_path
+from .data.arguments import check_configs, check_list, check_model, check_path
 from .data.preprocess import preprocessing_words
 from .errors import EngineError, ExportError, MissingPackageError, OutputError, SpecError
 from .evaluation.models import is_foreign
@@ -110,7 +110,7 @@ def build(
         GateError: the exported graph does not equal PyTorch, or is not in the precision that was requested.
     """
     check_changes(build, changes)
-    _check_types(model, output, engines, packages, openvino)
+    _check_types(model, output, engines, packages, openvino, targets, try_devices)
     load, held = changed(load, changes), _bundle_at(Path(model))
     if output is None:
         if held is None:
@@ -248,12 +248,16 @@ def _graph_of(bundle: Bundle) -> Path:
     return bundle.checked_path(found[0])
 
 
-def _check_types(model: object, output: object, engines: object, packages: object, openvino: object) -> None:
+def _check_types(
+    model: object, output: object, engines: object, packages: object, openvino: object, targets: object, try_devices: object
+) -> None:
     check_model(model)
     check_path(output, "output")
     check_configs(engines, "engines", EngineConfig)
     check_configs(packages, "packages", InductorConfig)
     check_configs(openvino, "openvino", OpenVinoConfig)
+    check_list(targets, "targets", "of configurations, such as [EngineConfig()]; without one, build makes the checked ONNX graph")
+    check_list(try_devices, "try_devices", "of devices, such as ['cuda']")
 
 
 class _GraphWork(Work):

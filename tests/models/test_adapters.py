@@ -83,6 +83,16 @@ def test_the_product_of_an_adapter_is_added(
     assert all(torch.equal(value, base[1][key]) for key, value in others.items())
 
 
+def test_an_adapter_names_layers_as_the_module_and_the_file_as_its_writer(tmp_path: Path, base: Any) -> None:
+    """transformers stores `layers.0.fc1` of its module's `layers.0.mlp.fc1`, and PEFT takes the module's name. The sum is that of PEFT."""
+    stored, name = "model.decoder.layers.0.fc1", "model.decoder.layers.0.mlp.fc1"
+    assert f"{stored}.weight" in base[1]
+    pair = {key.replace(stored, name): value for key, value in _pair(base[1], stored, 2).items()}
+    source = load_source(_write(tmp_path, base, pair, SETTINGS))
+    a, b = pair.values()
+    assert torch.allclose(source.module.state_dict()[f"{name}.weight"], base[1][f"{stored}.weight"] + 3 * b @ a, atol=1e-5)
+
+
 def test_whole_modules_of_an_adapter_replace_those_of_the_base(tmp_path: Path, base: Any) -> None:
     head = torch.full_like(base[1]["class_labels_classifier.weight"], 0.5)
     adapter = {**_pair(base[1], LINEAR, 2), "base_model.model.class_labels_classifier.weight": head}

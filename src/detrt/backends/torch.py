@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -107,6 +107,25 @@ class TorchSession(BaseSession):
             raise SessionError(f"PyTorch failed: {' '.join(str(error).split())[:400]}") from error
         arrays = (r.float().cpu().numpy() if r.is_floating_point() else r.cpu().numpy() for r in results)
         return dict(zip((info.name for info in self.outputs), arrays, strict=True))
+
+    def in_double(self, feeds: Feeds, force: Choices) -> Outputs:
+        """`run` of a copy of the model in FP64: what FP32 rounds."""
+        from copy import deepcopy
+
+        inner, kept = deepcopy(self.module).double(), self.module
+
+        def widen(_: Any, args: Any, kwargs: Any) -> Any:
+            def wide(x: Any) -> Any:
+                return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+
+            return tuple(map(wide, args)), {name: wide(value) for name, value in kwargs.items()}
+
+        inner.model.register_forward_pre_hook(widen, with_kwargs=True)
+        self.module = inner
+        try:
+            return self.run(feeds, force)
+        finally:
+            self.module = kept
 
     def close(self) -> None:
         self.module = torch.nn.Identity()  # type: ignore[assignment]

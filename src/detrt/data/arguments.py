@@ -88,6 +88,12 @@ def check_configs(value: Any, name: str, kind: type) -> None:
         raise refuse(name, f"a list of {kind.__name__}, such as [{kind.__name__}()]", value)
 
 
+def check_list(value: Any, name: str, what: str) -> None:
+    """Raise ArgumentError for one object, or one text, where several are wanted. what: what the list is of, e.g. "of devices"."""
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise refuse(name, f"a list {what}", value)
+
+
 def one_image(value: Any) -> ImageSource | None:
     """One image, of an open file its content; None: it may be many.
 

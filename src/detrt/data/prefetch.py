@@ -73,22 +73,24 @@ class Prefetcher:
         return Begun(source, self._pool.submit(self._load, source.path))
 
     def load_batch(self, images: Sequence[Any]) -> list[LoadedImage]:
-        """Decode the images of a batch in parallel, and on a GPU as one batch.
-
-        Raises:
-            ImageError: one of them cannot be read.
-        """
-        loaded = list(self._pool.map(self._open, images)) if len(images) > 1 else [self._open(image) for image in images]
-        if self._decoder is None:
-            return loaded
-        decoded = self._decoder.decode(loaded)
-        for image in decoded:
+        """`try_batch`. Raises ImageError where one of them cannot be read."""
+        loaded = []
+        for image in self.try_batch(images):
             if isinstance(image, ImageError):
                 raise image
-        return decoded
+            loaded.append(image)
+        return loaded
 
-    def _open(self, image: Any) -> LoadedImage:
-        return image if isinstance(image, RawImage) else self._load(image)
+    def try_batch(self, images: Sequence[Any]) -> list[LoadedImage | ImageError]:
+        """Decode the images of a batch in parallel, and on a GPU as one batch; of what cannot be read, the error."""
+        loaded = list(self._pool.map(self._open, images)) if len(images) > 1 else [self._open(image) for image in images]
+        return loaded if self._decoder is None else self._decoder.decode(loaded)
+
+    def _open(self, image: Any) -> LoadedImage | ImageError:
+        try:
+            return image if isinstance(image, RawImage) else self._load(image)
+        except ImageError as error:
+            return error
 
     def items(
         self, inputs: Iterable[MediaInput | Begun], *, ahead: int = 2, every: int = 1, planar: bool = False

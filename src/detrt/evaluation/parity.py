@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..backends.base import Session
 from ..backends.open import kind_of, refuse_load_options
 from ..backends.prompted import model_spec
-from ..data.arguments import check_integer, check_kind, check_model, many_images
+from ..data.arguments import check_integer, check_kind, check_list, check_model, many_images
 from ..data.coco import CocoDataset, load_coco
 from ..data.images import ImageSource, load_image
 from ..data.matching import Gate, Pairing, gate_for, match_classes, match_pairs
@@ -97,6 +97,8 @@ def verify(
     for side in (candidate,) if reference is None else (reference, candidate):
         if not hasattr(side, "spec"):
             check_model(side)
+    if batches is not None:
+        check_list(batches, "batches", "of batch sizes, such as [1, 4]")
     if not images:
         raise SessionError("verify needs at least one image; give --images DIR")
     if divergence not in DIVERGENCE:
@@ -236,7 +238,14 @@ def _with_tensors(report: VerifyReport, ref: Session, cand: Session, images: lis
     pixels = next(info.shape for info in cand.inputs if info.name == PIXEL_VALUES)
     if cand.spec.input.dynamic and not any(isinstance(side, int) for side in pixels[2:]):
         sizes.append(another_size(cand))
-    return replace(report, tensors=tuple(forced_rows(ref, cand, images, sizes)))
+    report = replace(report, tensors=tuple(forced_rows(ref, cand, images, sizes)))
+    if report.differences and report.tensors and report.worst_tensor <= report.gate.tensor:
+        ties = (
+            f"ties: with the same selections both sides compute the same (largest tensor difference {report.worst_tensor:.2g}), so other "
+            "queries were selected among scores that tie within rounding, as of random weights"
+        )
+        report = replace(report, notes=(*report.notes, ties))
+    return report
 
 
 def _detections(

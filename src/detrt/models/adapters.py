@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,8 +65,12 @@ def is_unmerged(key: str) -> bool:
     return key.startswith(_PREFIX) or _UNMERGED.search(key) is not None
 
 
-def merged(folder: Path, state: Mapping[str, Tensor], ref: str) -> tuple[dict[str, Tensor], str]:
+def merged(
+    folder: Path, state: Mapping[str, Tensor], ref: str, stored: Callable[[Iterable[str]], Mapping[str, str]] = lambda names: {}
+) -> tuple[dict[str, Tensor], str]:
     """The weights with the adapter in a folder, or the one among them, merged in; and a note.
+
+    stored: names of weights in files -> name in the module -> name in the file, where the two differ: adapters have the module's.
 
     Raises:
         SourceError: an adapter that is not merged exactly, by the name of its method, setting or tensor.
@@ -92,9 +96,27 @@ def merged(folder: Path, state: Mapping[str, Tensor], ref: str) -> tuple[dict[st
     if inside:
         given = {key: tensor for key, tensor in base.items() if _PART.match(key) or _COPY.match(key)}
         base = {re.sub(r"\.(base_layer|original_module)\.", ".", key): tensor for key, tensor in base.items() if key not in given}
+    if any(_target(key) not in base for key in given):
+        names = stored(base)
+        given = {_as_stored(key, names): tensor for key, tensor in given.items()}
     count = _merge(base, given, config, ref)
     name = outside.name if outside is not None else "an adapter inside the weights"
     return base, f"LoRA of {count} layers merged ({name}, rank {config.get('r')}, alpha {config.get('lora_alpha')})"
+
+
+def _target(key: str) -> str:
+    """The weight that a tensor of an adapter changes."""
+    if part := _PART.match(key):
+        return f"{part['layer']}.weight"
+    copy = _COPY.match(key)
+    return f"{copy['layer']}.{copy['leaf']}" if copy else key.replace(".base_layer.", ".")
+
+
+def _as_stored(key: str, names: Mapping[str, str]) -> str:
+    """The name of an adapter's tensor with the layer's name in the files."""
+    module = _target(key).rpartition(".")[0]
+    file = names.get(_target(key), _target(key)).rpartition(".")[0]
+    return file + key.removeprefix(module) if key.startswith(module) else key
 
 
 def _merge(base: dict[str, Tensor], given: Mapping[str, Tensor], config: Mapping[str, Any], ref: str) -> int:

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import pickle
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -136,7 +136,7 @@ def load_folder(
             f"--labels-start {labels_start} needs --labels FILE: the config.json of '{ref}' says the id of each class"
         )
     words = read_tokenizer(tokenizer, folder, ref) if row.text else None  # before seconds of loading
-    with _without_adapter(folder, ref) as (plain, notes):
+    with _without_adapter(folder, ref, row) as (plain, notes):
         module, ignored = _load_module(
             plain, ref, row, config, trust_remote_code=trust_remote_code and not published, published=published
         )
@@ -338,7 +338,7 @@ def _load_module(
 
 
 @contextlib.contextmanager
-def _without_adapter(folder: Path, ref: str) -> Iterator[tuple[Path, tuple[str, ...]]]:
+def _without_adapter(folder: Path, ref: str, row: Family) -> Iterator[tuple[Path, tuple[str, ...]]]:
     """The folder; where it has an adapter, one with the other files and the merged weights, for as long as the block runs. And notes.
 
     transformers would apply an adapter where PEFT is installed, and ignore it elsewhere.
@@ -349,7 +349,7 @@ def _without_adapter(folder: Path, ref: str) -> Iterator[tuple[Path, tuple[str, 
     if not present or not (adapters.adapter_in(folder) or any(map(adapters.is_unmerged, _stored_names(folder)))):
         yield folder, ()
         return
-    state, note = adapters.merged(folder, _read_state(folder), ref)
+    state, note = adapters.merged(folder, _read_state(folder), ref, lambda names: _stored_by_module(folder, row, names))
     with tempfile.TemporaryDirectory() as made:
         for path in folder.iterdir():
             if path.name not in (*WEIGHTS, adapters.CONFIG, *adapters.WEIGHTS) and path.suffix not in (".safetensors", ".bin"):
@@ -357,6 +357,30 @@ def _without_adapter(folder: Path, ref: str) -> Iterator[tuple[Path, tuple[str, 
         # Copies: safetensors refuses tensors that share memory.
         save_file({key: tensor.clone().contiguous() for key, tensor in state.items()}, Path(made) / WEIGHTS[0], {"format": "pt"})
         yield Path(made), (note,)
+
+
+def _stored_by_module(folder: Path, row: Family, names: Iterable[str]) -> dict[str, str]:
+    """Name of a tensor in the module -> in the files, of those that transformers renames one by one while it loads them."""
+    import torch
+    from transformers import AutoConfig
+
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+    except ImportError:  # a version that renames no tensors
+        return {}
+    config = AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        model = auto_class(row, config.architectures).from_config(config)
+    mapping = get_model_conversion_mapping(model)
+    renamings = [one for one in mapping if isinstance(one, WeightRenaming)]
+    converters = [one for one in mapping if isinstance(one, WeightConverter)]
+    found = {}
+    for name in names:
+        renamed, converter = rename_source_key(name, renamings, converters, model.base_model_prefix, model.state_dict())
+        if converter is None:
+            found[renamed] = name
+    return found
 
 
 def _stored_names(folder: Path) -> list[str]:

@@ -6,6 +6,7 @@ import difflib
 import inspect
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from .. import files
 from ..bundle import Provenance
-from ..data.arguments import check_kind, check_model, check_path
+from ..data.arguments import check_kind, check_model, check_path, refuse
 from ..errors import SourceError
 from . import trust
 from .checks import check_channels, check_finite
@@ -203,6 +204,10 @@ class LoadOptions:
             object.__setattr__(self, "assume", stated_text(self.assume))
         for name in ("mean", "std"):
             value = getattr(self, name)
+            if isinstance(value, str):
+                value = three_numbers(name)(value)
+            elif value is not None and (isinstance(value, bytes) or not isinstance(value, Iterable)):
+                raise refuse(name, "three numbers, of R, G and B, such as (0.5, 0.5, 0.5)", value)
             object.__setattr__(self, name, None if value is None else tuple(float(one) for one in value))
 
     def choices(self) -> dict[str, Any]:

@@ -194,6 +194,9 @@ class _ConfigReader:
             raise _Refused(f"image_processor_type {name!r}, which detrt does not know; it knows {names}")
         self._processor = found
         self._data = {**found.settings, **data}
+        for key, value in data.items():
+            if key.startswith("do_") and value not in (True, False, None):
+                raise _Refused(f"{key} {value!r}, which must be true or false (JSON without quotes)")
         if "rescale" in data:
             if not found.rescale_key:
                 raise _Refused(f"rescale {data['rescale']!r}, which detrt does not know; remove the key if it has no effect")

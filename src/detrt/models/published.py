@@ -143,7 +143,11 @@ def post_processing_count(source: Source, processor: Any, images: Sequence[NDArr
     for image in images:
         size = image.shape[:2]
         with torch.inference_mode():
-            outputs = source.module(**processor(images=image, return_tensors="pt"))
+            # Pixels that are neither scaled nor normalised stay bytes, which no model of transformers takes.
+            feeds = {
+                k: v.float() if v.dtype == torch.uint8 else v for k, v in processor(images=image, return_tensors="pt").items()
+            }
+            outputs = source.module(**feeds)
         arrays = {name: tensor.float().numpy() for name, tensor in named_outputs(outputs, source.spec).items()}
         threshold = 0.0
         if source.spec.decode.reading_order == "successors":

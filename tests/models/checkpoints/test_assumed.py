@@ -199,6 +199,14 @@ def test_settings_that_detrt_does_not_compute_are_refused(name, value, dino):
         load(dino, "dino", args, "x")
 
 
+def test_class_agnostic_selection_is_refused_by_name():
+    state = dict(random_state("rtdetr_r18vd_6x_coco"))
+    for leaf in ("weight", "bias"):
+        state[f"decoder.enc_score_head.{leaf}"] = state[f"decoder.enc_score_head.{leaf}"][:1]
+    with pytest.raises(SourceError, match="query_select_method agnostic.*export it to ONNX"):
+        load(state, "rt_detr", {}, "x")
+
+
 def test_of_dilation_and_normalisation_before_attention_a_detr_is_refused():
     with pytest.raises(SourceError, match="was trained with pre_norm = True"):
         load(random_state("detr_r50"), "detr", {"pre_norm": True}, "x")

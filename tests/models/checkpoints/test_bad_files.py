@@ -137,6 +137,15 @@ def test_files_that_are_no_checkpoints(content, name, words, save):
     [
         ("detr.transformer.decoder.norm.weight", "panoptic segmentation"),
         ("transformer.decoder.layers.0.sa_qcontent_proj.weight", "Conditional DETR or DAB-DETR"),
+        ("transformer.encoder.norm.weight", "Table Transformer.*hf:microsoft/table-transformer-detection"),
+        ("backbone.det_token", "YOLOS.*hf:hustvl/yolos-tiny"),
+        ("backbone.0.encoder.blocks.3.attn.qkv.weight", "LW-DETR.*hf:AnnaZhang"),
+        ("encoder.backbone.blocks.0.ls1.gamma", "EoMT.*hf:tue-mps"),
+        ("transformer.encoder.layers.0.attentions.0.attention_weights.weight", "of detrex; export it to ONNX"),
+        ("tgt_embed.weight", "DAB-Deformable-DETR or DN-DETR"),
+        ("transformer.refpoint_embed.weight", "a DINO of one stage"),
+        ("decoder.tgt_embed.weight", "learn_query_content"),
+        ("encoder.encoder.1.layers.0.norm1.weight", "attends on several levels"),
     ],
 )
 def test_relatives_are_refused_by_name(key, words, save, state):

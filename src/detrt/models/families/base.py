@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 MASK_CLASS = "ForInstanceSegmentation"  # end of the name of a class with boxes and masks
+# Ends of lines of `relatives`: the way that works.
+AS_FOLDER = "under its authors' names; detrt reads it in transformers' format, e.g. hf:"
+BY_ONNX = "export it to ONNX with the authors' code, and build from that file"
 
 # Versions of transformers that the export tests ran with, the oldest first. Written by write_fingerprints.py.
 TESTED = ("5.3.0", "5.12.1", "5.15.1", "5.20.2", "5.23.0")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import EDGES, RESNET_DETR, Family, Processor, RandomModel
+from .base import AS_FOLDER, EDGES, RESNET_DETR, Family, Processor, RandomModel
 from .sizes import TINY_DETR, resnet, tiny_resnet
 
 PROCESSOR = Processor("ConditionalDetr", EDGES)
@@ -17,8 +17,7 @@ FAMILIES = (
         relatives=(
             (
                 "transformer.decoder.layers.0.sa_qcontent_proj.**",
-                "a Conditional DETR or DAB-DETR under its authors' names; detrt reads them in transformers' format, e.g. "
-                "hf:microsoft/conditional-detr-resnet-50",
+                f"a Conditional DETR or DAB-DETR {AS_FOLDER}microsoft/conditional-detr-resnet-50",
             ),
         ),
         random=(

@@ -19,7 +19,7 @@ from ...spec import InputSpec
 from ..checkpoints.assumed import Assumed
 from ..checkpoints.key_map import LoadReport, Table
 from ..checkpoints.shapes import Shapes
-from .base import IMAGENET_MEAN, IMAGENET_STD, PLUGIN_IS_FASTER, SAMPLING_ENCODER, Family, Format, RandomModel
+from .base import BY_ONNX, IMAGENET_MEAN, IMAGENET_STD, PLUGIN_IS_FASTER, SAMPLING_ENCODER, Family, Format, RandomModel
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -632,6 +632,16 @@ FAMILIES = (
         random=(RandomModel("dino", _R50, _TINY_RESNET), RandomModel("dino-swin-l", _SWIN_L, _TINY_SWIN)),
         build_random=lambda settings: _random(settings, co=False),
         formats=(FORMAT,),
+        relatives=(
+            (
+                "transformer.encoder.layers.#.attentions.0.attention_weights.@",
+                f"a model of detrex; {BY_ONNX}, or give the DINO of IDEA-Research or mmdetection",
+            ),
+            (
+                "transformer.refpoint_embed.weight",
+                f"a DINO of one stage (two_stage_type 'no'), and detrt reads two-stage ones; {BY_ONNX}",
+            ),
+        ),
         engines=frozenset((SAMPLING_ENCODER, PLUGIN_IS_FASTER)),
         **_FACTS,
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SourceError
-from .base import MASK_CLASS, Family, Processor, RandomModel
+from .base import AS_FOLDER, MASK_CLASS, Family, Processor, RandomModel
 
 if TYPE_CHECKING:
     import torch
@@ -86,6 +86,7 @@ def _row(name: str, cls: str, model: Any, title: str, example: str, licence: str
         processor=PROCESSOR,
         licence=licence,
         since="5.23.0",
+        relatives=(("encoder.backbone.blocks.#.ls1.gamma", f"an EoMT {AS_FOLDER}{_EXAMPLE}"),),
         classes={f"{cls}{MASK_CLASS}": model, f"{cls}ForUniversalSegmentation": model},
         loaded=_loaded,
         random=(RandomModel(name, {"architectures": [f"{cls}{MASK_CLASS}"], "num_labels": 80}, tiny),),

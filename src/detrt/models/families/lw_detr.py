@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import ATTENDS_BY_MASK, Family, RandomModel
+from .base import AS_FOLDER, ATTENDS_BY_MASK, Family, RandomModel
 from .deformable_detr import PROCESSOR
 from .sizes import TINY_LW
 
@@ -16,6 +16,7 @@ FAMILIES = (
         max_detections=100,
         example="AnnaZhang/lwdetr_small_60e_coco",
         licence="Apache-2.0",
+        relatives=(("backbone.0.encoder.blocks.#.**", f"an LW-DETR {AS_FOLDER}AnnaZhang/lwdetr_small_60e_coco"),),
         no_mask=ATTENDS_BY_MASK,
         processor=PROCESSOR,
         multiple_of="windows of image",

@@ -12,7 +12,7 @@ from ...errors import SourceError
 from ..checkpoints.assumed import ACTIVATIONS, Assumed
 from ..checkpoints.key_map import LoadReport
 from ..checkpoints.shapes import Shapes, hgnet, levels_of, points_of
-from .base import INT8_CROSS_ATTENTION, Format, RandomModel, hybrid_row
+from .base import BY_ONNX, INT8_CROSS_ATTENTION, Format, RandomModel, hybrid_row
 from .sizes import TINY_RT
 
 if TYPE_CHECKING:
@@ -246,6 +246,12 @@ def hybrid(
     given = {int(name.split(".")[2]): shapes.size(name, 1) for name in names if name in shapes}
     inputs = [given.get(i, neck) for i in range(levels)]
     layers = shapes.count("encoder.encoder.#.")
+    scores = "decoder.enc_score_head.weight"
+    if shapes.size(scores) == 1 != shapes.size("decoder.dec_score_head.0.weight"):
+        raise SourceError(
+            f"'{shapes.ref}' selects its queries by one score for all classes (query_select_method agnostic; '{scores}' has one row), and "
+            "detrt runs the default selection; export it to ONNX with the authors' code, and build from that file"
+        )
     if "decoder.anchors" not in shapes:
         assumed.own("size 640x640", "--size")
     count = assumed.queries(queries)
@@ -365,6 +371,10 @@ FAMILIES = (
         rewrites={"msda": {"MultiScaleDeformableAttention.forward": ("c21b48c80c88a553",)}},
         layouts=("ultralytics",),
         random=(RandomModel("rt_detr", {}, TINY_RT),),
+        relatives=(
+            ("decoder.tgt_embed.weight", f"an RT-DETR with learned queries (learn_query_content); {BY_ONNX}"),
+            ("encoder.encoder.1.**", f"an RT-DETR whose encoder attends on several levels (use_encoder_idx); {BY_ONNX}"),
+        ),
         formats=(FORMAT,),
         engines=frozenset((INT8_CROSS_ATTENTION,)),
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import RESNET_DETR, SOFTMAX, Family, RandomModel
+from .base import AS_FOLDER, RESNET_DETR, SOFTMAX, Family, RandomModel
 from .sizes import TINY_DETR, resnet, tiny_resnet
 
 FAMILIES = (
@@ -11,6 +11,12 @@ FAMILIES = (
         model_type="table-transformer",
         title="Table Transformer",
         example="microsoft/table-transformer-detection",
+        relatives=(
+            (
+                "transformer.encoder.norm.@",
+                f"a Table Transformer, or another DETR with pre_norm, {AS_FOLDER}microsoft/table-transformer-detection",
+            ),
+        ),
         **{**RESNET_DETR, **SOFTMAX, "licence": "MIT"},
         random=(
             RandomModel(

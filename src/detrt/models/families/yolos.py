@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import EDGES, SOFTMAX, Family, Processor, RandomModel
+from .base import AS_FOLDER, EDGES, SOFTMAX, Family, Processor, RandomModel
 
 FAMILIES = (
     Family(
@@ -16,6 +16,7 @@ FAMILIES = (
         queries=("num_detection_tokens",),
         processor=Processor("Yolos", EDGES, rounds_down=True),
         licence="MIT",
+        relatives=(("backbone.det_token", f"a YOLOS {AS_FOLDER}hustvl/yolos-tiny"),),
         **SOFTMAX,
         random=(
             RandomModel(
