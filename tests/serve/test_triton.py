@@ -363,7 +363,7 @@ def test_what_cannot_be_loaded_says_why(shades, tmp_path):
         ("unknown", {}, '"image_decoder"', '"decoder"'),
         ("precise", {"precision": "fp16"}, "", ""),
         ("threads", {}, 'string_value: "0.5"', 'string_value: "much"'),
-        ("backend", {"backend": "tensorrt"}, "", ""),
+        ("backend", {"backend": "tensorrt", "devices": ("cpu",)}, "", ""),
     ):
         write_triton_repo(shades, tmp_path / "r", TritonConfig(name=name, **changes))
         path = tmp_path / "r" / name / "config.pbtxt"
