@@ -24,7 +24,7 @@ _PLAIN = ("model", "state_dict", "model_state_dict", "module")
 _WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 _IS_EMA = re.compile(r"(?<![a-z])ema(?![a-z])|E[Mm][Aa]|[Aa]verag")
 # Where settings of a training are kept, the last counts most.
-_SETTINGS = ("hyper_parameters", "hparams", "train_config", "model_config", "config", "cfg", "opt", "args")
+_SETTINGS = ("hyper_parameters", "hparams", "train_config", "model_config", "config", "cfg", "opt", "args", "model_init_args")
 _FEWEST = 20  # tensors of a model; parts with fewer are not looked at
 Told = Callable[[Iterable[str]], Any]
 _QUANTISED = re.compile(r"(zero_point|_packed_params|weight_fake_quant|qweight|qzeros|weight_scale|SCB)(\.|$)")
@@ -260,7 +260,11 @@ def _args(loaded: Mapping[Any, Any], depth: int = 0) -> dict[str, Any]:
 
 
 def _labels(loaded: Mapping[Any, Any], args: Mapping[str, Any]) -> Mapping[int, str] | Sequence[str]:
-    """Class names where mmdetection 2 and 3 (`meta`) and RF-DETR (`args`) keep them."""
+    """Class names where mmdetection 2 and 3 (`meta`), RF-DETR (`args`) and lightly-train (`model_init_args`) keep them."""
+    own = loaded.get("model_init_args")
+    classes = own.get("classes") if isinstance(own, Mapping) else None
+    if isinstance(classes, Mapping) and classes and all(isinstance(name, str) for name in classes.values()):
+        return tuple(classes.values())  # a column each, in their order, whatever their ids
     meta = loaded.get("meta")
     meta = meta if isinstance(meta, Mapping) else {}
     inner = meta.get("dataset_meta")

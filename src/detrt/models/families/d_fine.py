@@ -190,6 +190,7 @@ def _with_masks() -> Any:
     return DFineForInstanceSegmentation
 
 
+REWRITES = {"msda": {"multi_scale_deformable_attention_v2": ("a2f4f35b651aeb36", "a114bb8d455d13e6")}}
 FORMAT = Format("d_fine", ("Peterande D-FINE",), recognise, settings, table, SKIPPED, prepare=prepare, finish=finish)
 _TINY = {**TINY_HG, "decoder_n_points": [3, 4, 2]}
 FAMILIES = (
@@ -199,7 +200,7 @@ FAMILIES = (
         "D-FINE",
         "ustc-community/dfine-large-coco",
         classes={f"DFine{MASK_CLASS}": _with_masks},
-        rewrites={"msda": {"multi_scale_deformable_attention_v2": ("a2f4f35b651aeb36", "a114bb8d455d13e6")}},
+        rewrites=REWRITES,
         authors_input=input_spec,
         random=(
             RandomModel("d_fine", {}, _TINY),

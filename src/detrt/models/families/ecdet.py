@@ -101,6 +101,15 @@ def _settle(module: Any, generator: torch.Generator, full_size: bool) -> None:
     settle_batch_norms(module, generator)
 
 
+def plain_vit(width: int, inner: int) -> dict[str, Any]:
+    """A ViT of EdgeCrafter. inner: width of the feed-forward part."""
+    return {
+        **{"model_type": "dinov3_vit", "hidden_size": width, "intermediate_size": inner, "num_hidden_layers": 12},
+        **{"num_attention_heads": width // 64, "patch_size": 16, "key_bias": True, "layer_norm_eps": 1e-6},
+        **{"num_register_tokens": 0, "apply_layernorm": False, "out_features": ["stage11", "stage12"]},
+    }
+
+
 def _published(size: str) -> dict[str, Any]:
     """A published ECDet."""
     # Width and feed-forward part of the ViT; width, expansion and depth of the neck; feed-forward parts of neck and decoder.
@@ -110,19 +119,8 @@ def _published(size: str) -> dict[str, Any]:
         "l": (384, 1536, 256, 0.75, 1.0, 1024, 1024),
         "x": (384, 2304, 256, 1.5, 1.0, 2048, 2048),
     }[size]
-    backbone = {
-        **{"model_type": "dinov3_vit", "hidden_size": width, "intermediate_size": inner, "num_hidden_layers": 12},
-        **{
-            "num_attention_heads": width // 64,
-            "patch_size": 16,
-            "key_bias": True,
-            "layer_norm_eps": 1e-6,
-            "num_register_tokens": 0,
-        },
-        **{"apply_layernorm": False, "out_features": ["stage11", "stage12"]},
-    }
     return {
-        **{"architectures": [DETECTOR], "backbone_config": backbone, "projections": 3 if width > neck else 1},
+        **{"architectures": [DETECTOR], "backbone_config": plain_vit(width, inner), "projections": 3 if width > neck else 1},
         **{"d_model": neck, "encoder_hidden_dim": neck, "encoder_in_channels": [neck] * 3, "decoder_in_channels": [neck] * 3},
         **{"hidden_expansion": expansion, "depth_mult": depth, "encoder_has_trailing_conv": False, "decoder_layers": 4},
         **{"encoder_ffn_dim": encoder_ffn, "decoder_ffn_dim": decoder_ffn, "decoder_n_points": [3, 6, 3]},
