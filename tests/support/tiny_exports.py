@@ -20,6 +20,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "eomt": {},
     "eomt_dinov3": {},
     "grounding_dino": {},
+    "ltdetr_v2": {},
     "lw_detr": {},
     "mm_grounding_dino": {"single_graph": True, "height": 96, "width": 128, "msda": "gridsample", "decode": "graph"},
     "omdet_turbo": {},

@@ -52,6 +52,7 @@ FILES = {
     "deimv2_dinov3_x_coco": ("deimv2", 300, 80),
     **{f"ecdet_{size}": ("ecdet", 300, 80) for size in "smlx"},
     **{f"ecseg_{size}": ("ecseg", 300, 80) for size in "smlx"},
+    "ltdetr_v2_s": ("ltdetr_v2", 300, 80),
     "rf_detr_base": ("rf_detr", 300, 91),
     "rf_detr_nano": ("rf_detr", 300, 91),
     "rf_detr_large": ("rf_detr", 300, 91),

@@ -20,6 +20,7 @@ from . import (
     ecdet,
     eomt,
     grounding_dino,
+    ltdetr_v2,
     lw_detr,
     mm_grounding_dino,
     omdet_turbo,
@@ -59,7 +60,7 @@ __all__ = [
 FILES = (
     *(detr, table_transformer, conditional_detr, dab_detr, deformable_detr),
     *(rt_detr, rt_detr_v2, d_fine, deimv2, pp_doclayout, lw_detr, rf_detr, yolos, eomt),
-    *(grounding_dino, mm_grounding_dino, omdet_turbo, sam3, owl, dino, ecdet),
+    *(grounding_dino, mm_grounding_dino, omdet_turbo, sam3, owl, dino, ecdet, ltdetr_v2),
 )
 BY_NAME: dict[str, Family] = {}
 
