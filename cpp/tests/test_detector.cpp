@@ -1,6 +1,11 @@
+#include <array>
+#include <numeric>
+#include <thread>
+
 #include "detrt/detector.hpp"
 #include "detrt/detrt.h"
 #include "detrt/draw.hpp"
+#include "detrt/preprocess.hpp"
 #include "fake_session.hpp"
 #include "support.hpp"
 
@@ -208,4 +213,28 @@ TEST_CASE("no exception leaves the C interface") {
   detrt_close(nullptr);
   detrt_options_init(nullptr);
   CHECK(std::string(detrt_version()) == "0.1.0");
+}
+
+TEST_CASE("eight threads on one detector, and on one each, find what one thread finds") {
+  const auto images = images_of(4);
+  const auto expected = detector_of(-1, {})(images);
+  for (const bool shared : {false, true}) {
+    const detrt::Detector common = detector_of(-1, {});
+    std::array<int, 8> wrong{};
+    std::vector<std::thread> threads;
+    for (int& count : wrong)
+      threads.emplace_back([&images, &expected, &common, &count, shared] {
+        const detrt::Detector own = detector_of(-1, {});
+        for (int run = 0; run < 20; ++run) {
+          const auto found = (shared ? common : own)(images);
+          for (std::size_t i = 0; i < found.size(); ++i)
+            count += found[i].found.size() != expected[i].found.size() || found[i].found[0].score != expected[i].found[0].score;
+          detrt_detector* none = nullptr; // an error is of its thread
+          count += detrt_open("/none", nullptr, &none) != DETRT_BAD_INPUT || std::string(detrt_last_error()).empty();
+        }
+      });
+    for (std::thread& thread : threads)
+      thread.join();
+    CHECK(std::accumulate(wrong.begin(), wrong.end(), 0) == 0);
+  }
 }
