@@ -31,10 +31,10 @@ class EngineBuilder(Builder):
         for config in configs:
             check_sms(config)
         _check_engines(configs, plan)
+        _check_placement(plan.precision.qdq_placement)
         precision = plan.precision.target
         if plan.precision.precision == Precision.TF32 or precision != Precision.FP32:
             check_capability(Precision.TF32 if plan.precision.precision == Precision.TF32 else precision, configs)
-        _check_placement(plan.precision.qdq_placement)
         if not plan.from_graph:
             _check_accept_slower(configs, plan.precision.target)
 
