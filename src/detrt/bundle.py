@@ -479,7 +479,10 @@ def _opened_with(entry: BundleFile, path: Path) -> list[str]:
     Raises:
         SpecError: an ONNX file that is damaged where it names them.
     """
-    if entry.engine is not None and "weights_sha256" in entry.engine.options:
+    if entry.kind in (
+        "openvino",
+        "text-openvino",
+    ):  # whatever the manifest says of its options, which a stranger may have left out
         return [PurePosixPath(entry.path).with_suffix(".bin").name]
     if entry.kind not in _GRAPHS:
         return []

@@ -59,12 +59,12 @@ def bundles(shades, exported, tmp_path_factory):
     for name in FAMILIES:
         path = exported(name).path
         if name in ("detr", "grounding_dino"):  # whose rule would make large tensors
-            model = onnx.load(path)
-            path = path.parent / "small.onnx"
+            model, source = onnx.load(path), path
+            path = place / f"{name}.onnx"
             onnx.save(
                 with_spec(
                     model,
-                    read_spec(path.parent / "model.onnx").with_input(height=96, width=128, shortest_edge=96, longest_edge=160),
+                    read_spec(source).with_input(height=96, width=128, shortest_edge=96, longest_edge=160),
                 ),
                 path,
             )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from ..bundle import BundleFile
 from ..errors import DetrtError, MissingPackageError, SessionError
 from ..system import CPU
-from .base import BaseSession
 from .search import FileSearch, Opener, SessionOptions
 from .target import Target
+
+if TYPE_CHECKING:
+    from .base import BaseSession
 
 TARGET = Target(
     name="torch",

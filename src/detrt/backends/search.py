@@ -6,13 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..bundle import Bundle, BundleFile
 from ..errors import DetrtError, SpecError
 from ..models.load import FLAGS, LoadOptions
 from ..spec import ModelSpec
-from .base import BaseSession
+
+if TYPE_CHECKING:
+    from .base import BaseSession
 
 
 @dataclass(frozen=True, slots=True)

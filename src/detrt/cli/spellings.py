@@ -144,7 +144,7 @@ _KEYS = {
     "conf": "--threshold {}", "imgsz": "--size {}", "device": "--device {}", "batch": "--batch {}", "vid_stride": "--every {}",
     "max_det": "--max-detections {}", "project": "--save-dir {}",
 }  # fmt: skip
-_FORMATS = {"engine": "tensorrt", "openvino": "openvino", "onnx": "onnx", "torchscript": "inductor", "pt2": "inductor"}
+_FORMATS = {"engine": "tensorrt", "torchscript": "inductor", "pt2": "inductor"}  # others have one name in both
 
 
 def command_hint(command: str, words: Iterable[str] = ()) -> str | None:
@@ -168,7 +168,10 @@ def line_of(words: list[str]) -> str | None:
     model = shlex.quote(keys.get("model", files[0] if mode == "export" and files else "MODEL"))
     true = {key for key, value in keys.items() if value.lower() in ("true", "1", "yes")}
     if mode == "export":
-        target = _FORMATS.get(keys.get("format", "onnx").lower(), "auto")
+        from ..backends.targets import build_names
+
+        name = keys.get("format", "onnx").lower()
+        target = _FORMATS.get(name, name if name in build_names() else "auto")
         line = f"detrt build {model} -o BUNDLE --target {target}"
         line += " --precision fp16" if "half" in true else " --precision int8 --calibration DIR" if "int8" in true else ""
         return line + "".join(f" {_KEYS[key].format(shlex.quote(keys[key]))}" for key in ("imgsz", "batch") if key in keys)
