@@ -168,10 +168,10 @@ def line_of(words: list[str]) -> str | None:
     model = shlex.quote(keys.get("model", files[0] if mode == "export" and files else "MODEL"))
     true = {key for key, value in keys.items() if value.lower() in ("true", "1", "yes")}
     if mode == "export":
-        from ..backends.targets import build_names
+        from ..backends.targets import TARGETS
 
         name = keys.get("format", "onnx").lower()
-        target = _FORMATS.get(name, name if name in build_names() else "auto")
+        target = _FORMATS.get(name, name if name in [build.name for row in TARGETS for build in row.builds] else "auto")
         line = f"detrt build {model} -o BUNDLE --target {target}"
         line += " --precision fp16" if "half" in true else " --precision int8 --calibration DIR" if "int8" in true else ""
         return line + "".join(f" {_KEYS[key].format(shlex.quote(keys[key]))}" for key in ("imgsz", "batch") if key in keys)
