@@ -122,7 +122,7 @@ def image_of(size, seed=0):
 
 
 def authors_module(name, clones):
-    """(module whose forward is the authors' exported graph, what initialises it, its checkpoint's keywords, input and output names, opset)."""
+    """(the authors' module with its own initial weights, what exports or deploys it, names of inputs and outputs, opset)."""
     import torch
 
     model = MODELS[name]
@@ -206,7 +206,7 @@ def export_transformers(name, module, spec, out):
     if spec.input.mask:
         feeds["pixel_mask"] = torch.ones(1, height, width, dtype=torch.int64)
     if MODELS[name].tokens:
-        feeds |= prompt_of(module, MODELS[name].tokens)
+        feeds |= prompt_of(MODELS[name].tokens)
 
     class Outputs(torch.nn.Module):
         def __init__(self):
@@ -233,7 +233,7 @@ def export_transformers(name, module, spec, out):
             (out / "transformers.failed").write_text(f"torch.onnx, opset 17: {error}; dynamo, opset 18: {later}"[:800])
 
 
-def prompt_of(module, tokens):
+def prompt_of(tokens):
     """Ids of a prompt of `tokens` tokens: words of one class each, between "." as Grounding DINO's tokenizer writes them."""
     import torch
 
@@ -266,13 +266,13 @@ def export(name, clones, out):
     model = MODELS[name]
     height, width = model.size
     out.mkdir(parents=True, exist_ok=True)
-    began = {}
+    seconds = {}
 
     @contextlib.contextmanager
     def timed(what):
         start = time.perf_counter()
         yield
-        began[what] = round(time.perf_counter() - start, 1)
+        seconds[what] = round(time.perf_counter() - start, 1)
 
     ref = f"random:{model.random}"
     if model.clone is not None:
@@ -284,7 +284,7 @@ def export(name, clones, out):
     entry = source.spec.input
     pixels = torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255
     pixels = (pixels - torch.tensor(entry.mean).view(3, 1, 1)) / torch.tensor(entry.std).view(3, 1, 1)
-    more = prompt_of(source.module, model.tokens) if model.tokens else {}
+    more = prompt_of(model.tokens) if model.tokens else {}
     with torch.no_grad():
         found = source.module(pixel_values=pixels, **more)
     np.savez(
@@ -317,8 +317,8 @@ def export(name, clones, out):
                     to_fp16(out / f"{other}.onnx")
                 except Exception as error:
                     (out / f"{other}.failed").write_text(f"AutoCast: {type(error).__name__}: {error}"[:600])
-    (out / "seconds.json").write_text(json.dumps(began))
-    print(name, began, flush=True)
+    (out / "seconds.json").write_text(json.dumps(seconds))
+    print(name, seconds, flush=True)
 
 
 def run_detrt(*arguments):
@@ -443,15 +443,8 @@ def measure(engine, reference, size, activation):
         name = opened.get_tensor_name(index)
         if opened.get_tensor_mode(name) == trt.TensorIOMode.INPUT:
             shape = tuple(opened.get_tensor_profile_shape(name, 0)[1])
-            value = given[
-                name
-                if name in given
-                else "pixel_values:u8"
-                if opened.get_tensor_dtype(name) == trt.DataType.UINT8
-                else "pixel_values"
-            ]
-            if name == "pixel_values" and opened.get_tensor_dtype(name) == trt.DataType.UINT8:
-                value = given["pixel_values:u8"]
+            as_bytes = opened.get_tensor_dtype(name) == trt.DataType.UINT8
+            value = given["pixel_values:u8" if as_bytes else name if name in given else "pixel_values"]
             value = (
                 torch.from_numpy(np.ascontiguousarray(np.broadcast_to(value, shape)))
                 .to(kinds[opened.get_tensor_dtype(name)])
@@ -504,7 +497,7 @@ def feeds_of(reference, size):
     height, width = size
     with np.load(reference) as stored:
         pixels, image = stored["pixels"], stored["image"]
-    tokens = prompt_of(None, 16)
+    tokens = prompt_of(16)
     return {
         "pixel_values": pixels,
         "pixel_values:u8": image.transpose(2, 0, 1)[None],
