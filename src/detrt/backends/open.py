@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from ..bundle import MANIFEST, Bundle, open_whole
 from ..data.arguments import check_device, check_integer, check_model
 from ..errors import PromptError, SessionError, SpecError
 from ..models import trust
-from ..models.load import LoadChanges, LoadOptions, changed, check_changes, takes_load_options
+from ..models.load import LoadChanges, LoadOptions, changed, check_changes, hub_name, takes_load_options
 from ..models.source import checkpoint_inside
 from ..spec import ModelSpec, is_query_encoder, is_text_encoder
 from ..system import CPU
@@ -173,7 +172,7 @@ def kind_of(ref: str | os.PathLike) -> str:
         raise SessionError(
             f"'{text}' is not a model that detrt can run: expected {suffixes} or a folder; a checkpoint file is written ckpt:{text}"
         )
-    hub = f"of the Hugging Face hub it is written hf:{text}; else " if re.fullmatch(r"[\w.-]+/[\w.-]+", text) else ""
+    hub = f"of the Hugging Face hub it is written {name}; else " if (name := hub_name(text)) else ""
     raise SessionError(
         f"there is no model '{text}'; {hub}give a bundle folder, a file ({suffixes}), a checkpoint folder, hf:org/name or embedded:name"
     )

@@ -205,11 +205,11 @@ def _unpacked(tail: bytes | bytearray, offset: int, size: Any, shape: tuple[int,
     if type(size) is not int or not 0 <= size <= len(tail) - offset:
         left = len(tail) - offset
         raise bad(f"input '{name}': binary_data_size says {json.dumps(size)[:40]}; {left} bytes are left behind the JSON")
-    count, end, found = math.prod(shape), offset + size, []
+    count, end, found, view = math.prod(shape), offset + size, [], memoryview(tail)
     while offset + _LENGTH.size <= end and len(found) < count:
         (length,) = _LENGTH.unpack_from(tail, offset)
         offset += _LENGTH.size
-        found.append(Bulk(tail[offset : min(end, offset + length)]))
+        found.append(Bulk(view[offset : min(end, offset + length)]))
         offset += length
     if offset != end or len(found) != count:
         raise bad(f"input '{name}' of shape {list(shape)} needs {count} elements, each behind its length in 4 bytes")

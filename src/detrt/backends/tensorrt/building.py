@@ -32,9 +32,9 @@ class EngineBuilder(Builder):
             check_sms(config)
         _check_engines(configs, plan)
         _check_placement(plan.precision.qdq_placement)
-        precision = plan.precision.target
-        if plan.precision.precision == Precision.TF32 or precision != Precision.FP32:
-            check_capability(Precision.TF32 if plan.precision.precision == Precision.TF32 else precision, configs)
+        precision = Precision.TF32 if plan.precision.precision == Precision.TF32 else plan.precision.target
+        if precision != Precision.FP32:
+            check_capability(precision, configs)
         if not plan.from_graph:
             _check_accept_slower(configs, plan.precision.target)
 

@@ -52,8 +52,7 @@ class Assumed:
                 raise SourceError(f"--queries must be at least 1; got {self._queries}")
             self._said.append(f"{self._queries} queries as stated (published: {published})")
             return self._queries
-        value = next((self.args[key] for key in keys if self.args.get(key) is not None), None)
-        if value is None:
+        if (value := self._told(keys)) is None:
             self.own(f"{published} queries", "--queries")
             return published
         return int(self._checked("queries", str(value), "an integer from 1", r"[1-9]\d{0,6}", "in its settings"))
@@ -94,11 +93,14 @@ class Assumed:
             value = self._checked(name, self.stated[name], kind, pattern, f"by --assume {name}={self.stated[name]}")
             self._said.append(f"{name} {value} as stated (published: {published})")
             return value
-        told = next((self.args[key] for key in keys if self.args.get(key) is not None), None)
-        if told is not None:
+        if (told := self._told(keys)) is not None:
             return self._checked(name, _text(told), kind, pattern, "in its settings")
         self._published[name] = published
         return published
+
+    def _told(self, keys: Sequence[str]) -> Any:
+        """The first of these settings that the file has; None: it has none."""
+        return next((self.args[key] for key in keys if self.args.get(key) is not None), None)
 
     def _checked(self, name: str, value: str, kind: str, pattern: str, where: str) -> str:
         text = value.strip().lower()

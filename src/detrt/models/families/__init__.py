@@ -72,13 +72,13 @@ def register(*families: Family) -> None:
         SourceError: a name that another family has, or that is taken for a checkpoint file or a random model.
     """
     for family in families:
-        names = {family.name} - set(BY_NAME)
-        variants = [one.name for one in family.formats if one.name in formats()]
-        models = [one.name for one in family.random if one.name in {name for name, _ in random_models()}]
-        if not names or variants or models:
-            taken = next(iter((*variants, *models)), family.name)
+        variants, models = formats(), dict(random_models())
+        taken = [one.name for one in family.formats if one.name in variants]
+        taken += [one.name for one in family.random if one.name in models]
+        taken += [family.name] * (family.name in BY_NAME)
+        if taken:
             raise SourceError(
-                f"there is a family, checkpoint format or random model of the name {taken!r} already; choose another"
+                f"there is a family, checkpoint format or random model of the name {taken[0]!r} already; choose another"
             )
         BY_NAME[family.name] = family
 

@@ -170,12 +170,17 @@ def refinement(shapes: Shapes, assumed: Assumed) -> dict[str, Any]:
     return found
 
 
-def settle_full_size(module: Any, generator: Any, full_size: bool) -> None:
-    """Statistics for the BatchNorms of a model whose decoder reads the output of the encoder as it is, in place."""
+def settle(module: Any, generator: Any, full_size: bool) -> None:
+    """Statistics for the BatchNorms of a model that selects its queries on the output of the encoder as it is, in place; of a tiny one, too."""
     from ..random import settle_batch_norms
 
+    settle_batch_norms(module, generator)
+
+
+def settle_full_size(module: Any, generator: Any, full_size: bool) -> None:
+    """Statistics for the BatchNorms of a model whose decoder reads the output of the encoder as it is, in place."""
     if full_size:
-        settle_batch_norms(module, generator)
+        settle(module, generator, full_size)
 
 
 def _deim() -> Any:

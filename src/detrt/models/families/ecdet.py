@@ -9,14 +9,13 @@ from ..checkpoints.assumed import Assumed
 from ..checkpoints.key_map import LoadReport, Table
 from ..checkpoints.shapes import Shapes
 from .base import DINOV3, MASK_CLASS, Format, RandomModel, hybrid_row
-from .d_fine import COMPUTED, DECODER, ENCODER, FEED_FORWARD, refinement
+from .d_fine import COMPUTED, DECODER, ENCODER, FEED_FORWARD, refinement, settle
 from .deimv2 import BLOCKS, DECODER_PROJECTIONS, REWRITES, VIT, frequencies, vit, vit_table
 from .rf_detr import MASK_BLOCK, MASK_QUERIES
 from .rt_detr import finish, hybrid, trained_size
 from .sizes import TINY_HYBRID
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 DETECTOR, SEGMENTER = "EcDetForObjectDetection", f"EcDet{MASK_CLASS}"  # classes of detrt
@@ -94,13 +93,6 @@ def _with_masks() -> Any:
     return EcDetForInstanceSegmentation
 
 
-def _settle(module: Any, generator: torch.Generator, full_size: bool) -> None:
-    """It selects its queries on the output of the encoder as it is, so that a tiny one needs statistics, too."""
-    from ..random import settle_batch_norms
-
-    settle_batch_norms(module, generator)
-
-
 def plain_vit(width: int, inner: int) -> dict[str, Any]:
     """A ViT of EdgeCrafter. inner: width of the feed-forward part."""
     return {
@@ -161,7 +153,7 @@ FAMILIES = (
             *(RandomModel(f"ecdet-{size}", _published(size), _TINY, size=True) for size in "smx"),
             *(RandomModel(f"ecseg-{size}", _published_masks(size), _TINY, size=True) for size in "smx"),
         ),
-        after_random=_settle,
+        after_random=settle,
         formats=(FORMAT, replace(FORMAT, name="ecseg", titles=("Intellindust ECSeg",))),
         relatives=(
             ("decoder.keypoint_embedding.weight", "an ECPose of EdgeCrafter, for keypoints; detrt reads ECDet and ECSeg"),

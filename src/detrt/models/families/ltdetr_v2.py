@@ -12,14 +12,13 @@ from ..checkpoints.assumed import Assumed
 from ..checkpoints.key_map import LoadReport, Table
 from ..checkpoints.shapes import Shapes
 from .base import DINOV3, IMAGENET_MEAN, IMAGENET_STD, Format, RandomModel, hybrid_row
-from .d_fine import COMPUTED, DECODER, FEED_FORWARD, REWRITES, refinement
+from .d_fine import COMPUTED, DECODER, FEED_FORWARD, REWRITES, refinement, settle
 from .deimv2 import frequencies, vit, vit_table
 from .ecdet import plain_vit
 from .rt_detr import ENCODER_LAYER, NECK, PROJECTIONS, finish, hybrid
 from .sizes import TINY_HYBRID
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 CLASS = "VitDFineForObjectDetection"  # of detrt
@@ -101,13 +100,6 @@ def _detector() -> Any:
     return VitDFineForObjectDetection
 
 
-def _settle(module: Any, generator: torch.Generator, full_size: bool) -> None:
-    """It selects its queries on the output of the neck as it is, so that a tiny one needs statistics, too."""
-    from ..random import settle_batch_norms
-
-    settle_batch_norms(module, generator)
-
-
 def _published(size: str) -> dict[str, Any]:
     """A published LTDETRv2."""
     # Width and feed-forward part of the ViT; width, expansion and depth of the neck.
@@ -152,7 +144,7 @@ FAMILIES = (
             RandomModel("ltdetr_v2", _published("l"), _TINY),
             *(RandomModel(f"ltdetr_v2-{size}", _published(size), _TINY, size=True) for size in "smx"),
         ),
-        after_random=_settle,
+        after_random=settle,
         formats=(
             Format("ltdetr_v2", ("lightly-train LTDETRv2",), recognise, settings, table, COMPUTED, values=values, finish=finish),
         ),
