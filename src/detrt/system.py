@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import io
 import os
 import platform
 import re
@@ -326,3 +328,22 @@ def package_version() -> str:
         return version("detrt")
     except PackageNotFoundError:
         return "0+unknown"
+
+
+class _LosingFile(io.FileIO):
+    """A file for messages: what it cannot take is lost."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
+def lose_unwritten_messages() -> None:
+    """A stderr that is full, read-only or without a reader loses messages, as in GNU's tools, and fails nobody's work."""
+    stream = sys.stderr
+    if stream is not None and stream is sys.__stderr__:  # not one that a caller has put there
+        with contextlib.suppress(OSError, ValueError):
+            file = _LosingFile(stream.fileno(), "w", closefd=False)
+            sys.stderr = io.TextIOWrapper(file, stream.encoding, "backslashreplace", line_buffering=True, write_through=True)

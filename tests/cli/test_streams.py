@@ -84,6 +84,10 @@ def shell(line, folder):
         ("detrt info bundle >&-", 2),
         ("detrt info bundle > /dev/full", 2),
         ("detrt detect bundle nothing 2>&-", 2),
+        ("detrt detect bundle in --json found.jsonl 2> /dev/full", 0),
+        ("detrt detect bundle in --json found.jsonl 2< /dev/null", 0),
+        ("detrt detect bundle in --json found.jsonl 2> >(true)", 0),
+        ("detrt detect bundle nothing 2> /dev/full", 2),
     ],
 )
 def test_closed_and_full_streams_end_as_in_gnu_tools(place, line, code):
@@ -95,7 +99,7 @@ def test_closed_and_full_streams_end_as_in_gnu_tools(place, line, code):
             "in/black.png",
             "in/blue.png",
         ]
-    if code == 2 and "2>&-" not in line:
+    if code == 2 and "2>" not in line:
         assert done.stderr.startswith("detrt: ") and len(done.stderr.splitlines()) == 1
 
 

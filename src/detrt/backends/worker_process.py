@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ..errors import DetrtError, SessionError, missing_package
+from ..system import lose_unwritten_messages
 
 HEAD = struct.Struct("<QI")  # bytes of the pickle, and the number of its buffers, whose lengths follow
 _SMALL = 64 * 1024  # bytes of a buffer that stays in the pickle
@@ -264,6 +265,8 @@ def work_for_parent(descriptor: int, work: Callable[[Channel], None], *, ignored
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # standard output belongs to the parent's results
+    lose_unwritten_messages()
+    sys.stdout = sys.stderr
     os.set_inheritable(descriptor, False)
     channel = Channel(socket.socket(fileno=descriptor))
     try:

@@ -6,10 +6,12 @@ import contextlib
 import os
 import sys
 
+from ..system import lose_unwritten_messages
+
 
 def open_streams() -> None:
     """Give streams that the caller has closed (`>&-`) a descriptor that the next file cannot take: writing to stdout fails there, as GNU's
-    tools have it, and what goes to stderr is lost."""
+    tools have it, and what goes to stderr is lost; so is what a stderr that is there does not take."""
     for number, mode in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(number)
@@ -17,6 +19,7 @@ def open_streams() -> None:
             os.open(os.devnull, mode)  # takes the lowest number that is free, which is this one
             if number and getattr(sys, name := ("", "stdout", "stderr")[number]) is None:
                 setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - the stream of the process
+    lose_unwritten_messages()
 
 
 def drop_unwritten() -> None:
