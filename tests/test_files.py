@@ -35,15 +35,28 @@ def test_nothing_is_left_of_a_failure(tmp_path, error):
     assert os.listdir(tmp_path) == ["file.txt"] and path.read_text() == "old"
 
 
-def test_a_folder_may_be_written(tmp_path):
-    with files.writing(tmp_path / "out") as temporary:
-        temporary.mkdir()
-        (temporary / "a").touch()
-    assert (tmp_path / "out/a").is_file()
-    with pytest.raises(ValueError, match="x"), files.writing(tmp_path / "other") as temporary:
-        temporary.mkdir()
-        raise ValueError("x")
-    assert os.listdir(tmp_path) == ["out"]
+def test_what_a_killed_process_left_is_removed_and_what_is_in_use_is_not(tmp_path):
+    path = tmp_path / "out"
+    with files.writing(path) as first, files.writing(path) as second:
+        first.write_text("first")
+        second.write_text("second")
+        files.check_place(path)
+        assert len({first, second}) == 2 and len(os.listdir(tmp_path)) == 2
+    assert path.read_text() == "first" and os.listdir(tmp_path) == ["out"]  # the outer block ends last
+    first.write_text("of a killed process")
+    files.write_text(path, "next")
+    assert path.read_text() == "next" and os.listdir(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_what_is_no_file_of_ours_stays(tmp_path, kind):
+    path, other = tmp_path / "out", tmp_path / "other"
+    other.write_text("theirs")
+    with files.writing(path) as temporary:
+        pass
+    {"link": lambda: temporary.symlink_to(other), "pipe": lambda: os.mkfifo(temporary), "folder": temporary.mkdir}[kind]()
+    files.write_text(path, "ours")
+    assert path.read_text() == "ours" and other.read_text() == "theirs" and os.path.lexists(temporary)
 
 
 def test_a_pipe_is_written_and_stays(tmp_path):

@@ -408,8 +408,9 @@ def _settle(place: Path) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Another name of a file, or a copy where the file system has one name for each. Raises OSError."""
+    """Put another name of a file in the place of `target`, or a copy where the file system has one name for each. Raises OSError."""
     try:
+        target.unlink()
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)

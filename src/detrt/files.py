@@ -7,6 +7,7 @@ import codecs
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from typing import Any
 from .errors import DetrtError, OutputError, SpecError
 
 TEMPORARY = ".tmp"  # ends the names of what is not finished
-_TEMPORARY_NAME = re.compile(r"\.(.+)\.[0-9a-f]{8}" + re.escape(TEMPORARY))
+_TEMPORARY_NAME = re.compile(r"\.(.+)\.(?:\d+|[0-9a-f]{8})" + re.escape(TEMPORARY))  # of files a number
 _FOLDER = "cannot write '{}': a folder has that name; give another output path"
 
 
@@ -216,9 +217,10 @@ def _is_text(path: Path) -> bool:
 
 @contextlib.contextmanager
 def writing(path: Path | str) -> Iterator[Path]:
-    """Give a temporary name beside `path`; rename it to `path` if the block succeeds, else remove it. A device or a pipe is given itself.
+    """Give an empty temporary file beside `path`; rename it to `path` if the block succeeds, else remove it. A device or a pipe is given itself.
 
-    What was written is on the disk before it has its name, so that a power cut leaves the old content or the new.
+    What was written is on the disk before it has its name, so that a power cut leaves the old content or the new. The block writes the
+    file and does not replace it: a lock on it tells others that it is in use. What a killed process left of it is removed by the next one.
 
     Raises:
         OutputError: the folder cannot be written, the disk is full, or the file is kept (`keeping`).
@@ -232,15 +234,11 @@ def writing(path: Path | str) -> Iterator[Path]:
         with naming(path):
             yield path
         return
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    with naming(path), making_parents(path):
-        try:
-            yield temporary
-            if path.is_dir():
-                raise OutputError(_FOLDER.format(path))
-            move(temporary, path)
-        finally:
-            remove(temporary)
+    with naming(path), making_parents(path), _temporary_file(path) as temporary:
+        yield temporary
+        if path.is_dir():
+            raise OutputError(_FOLDER.format(path))
+        move(temporary, path)
 
 
 def move(source: Path, target: Path) -> None:
@@ -278,24 +276,24 @@ def sync_names(folder: Path) -> None:
             os.close(handle)
 
 
-def _lock(folder: Path, *, wait: bool = False) -> int | None:
-    """Lock a folder; a descriptor that holds the lock until it is closed, or None where the system cannot lock folders.
+def _lock(path: Path, *, wait: bool = False) -> int | None:
+    """Lock a file or a folder; a descriptor that holds the lock until it is closed, or None where the system cannot lock it.
 
     Raises:
-        BlockingIOError: another process holds it, or has removed the folder.
+        BlockingIOError: another process holds it, or has removed or renamed the file. OSError: it cannot be opened.
     """
     try:
         import fcntl
     except ImportError:
         return None
     try:
-        handle = os.open(folder, os.O_RDONLY)
+        handle = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
-        raise BlockingIOError(errno.EAGAIN, "removed", str(folder)) from None
+        raise BlockingIOError(errno.EAGAIN, "removed", str(path)) from None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        if not folder.is_dir() or not os.path.samestat(os.fstat(handle), folder.stat()):
-            raise BlockingIOError(errno.EAGAIN, "replaced", str(folder))
+        if not path.exists() or not os.path.samestat(os.fstat(handle), path.stat()):
+            raise BlockingIOError(errno.EAGAIN, "replaced", str(path))
     except BlockingIOError:
         os.close(handle)
         raise
@@ -318,11 +316,12 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def temporary_folder(parent: Path, name: str) -> Iterator[Path]:
-    """Make a hidden folder in `parent`, which exists until the block ends; `remove_dead` tells by a lock that it is in use.
+    """Make a hidden folder in `parent`, which exists until the block ends; `remove_dead`, which comes first, tells by a lock that it is in use.
 
     Raises:
         OSError: it cannot be made.
     """
+    remove_dead(parent, name)
     while True:
         path = parent / f".{name}.{uuid.uuid4().hex[:8]}{TEMPORARY}"
         path.mkdir()
@@ -345,11 +344,43 @@ def remove_dead(parent: Path, name: str = "") -> None:
         found = _TEMPORARY_NAME.fullmatch(path.name)
         if found is None or name not in ("", found[1]) or path.is_symlink() or not path.is_dir():
             continue
-        with contextlib.suppress(OSError):  # in use, or another user's
-            handle = _lock(path)
-            if handle is not None:
-                remove(path)
-                os.close(handle)
+        _remove_dead(path)
+
+
+def _remove_dead(path: Path) -> None:
+    with contextlib.suppress(OSError):  # in use, or another user's
+        handle = _lock(path)
+        if handle is not None:
+            remove(path)
+            os.close(handle)
+
+
+@contextlib.contextmanager
+def _temporary_file(path: Path) -> Iterator[Path]:
+    """Make an empty hidden file beside `path`, which the block renames or removes; a block that fails removes it. The names are few, so
+    that the next process finds what a killed one left, and removes it, without a look at the whole folder.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    for number in itertools.count():
+        temporary = path.with_name(f".{path.name}.{number}{TEMPORARY}")
+        if temporary.is_file() and not temporary.is_symlink():
+            _remove_dead(temporary)
+        try:
+            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            handle = _lock(temporary)
+            break
+        except (FileExistsError, BlockingIOError):  # in use, or `_remove_dead` came between
+            continue
+    try:
+        yield temporary
+    except BaseException:
+        remove(temporary)
+        raise
+    finally:
+        if handle is not None:
+            os.close(handle)
 
 
 def _is_stream(path: Path) -> bool:
@@ -428,9 +459,8 @@ def check_place(path: Path | str) -> None:
         folder = path.absolute().parent
         while not folder.exists() and folder != folder.parent:
             folder = folder.parent
-        probe = folder / f".{path.name}.{uuid.uuid4().hex[:8]}.tmp"
-        probe.touch()
-        probe.unlink()
+        with _temporary_file(folder / path.name) as probe:
+            probe.unlink()
     except OSError as error:
         raise output_error(path, error) from error
 

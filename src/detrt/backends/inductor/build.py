@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -137,16 +136,14 @@ def build_package(
             f"--target inductor has the precisions {', '.join(PRECISIONS)}; got {precision}; use another target for it"
         )
     package_spec = fixed_spec(source.spec, config)
-    temporary = folder / f".package-{os.getpid()}.pt2"
-    try:
-        result = _run_compiler(source, package_spec, temporary, config, progress)
+    with files.temporary_folder(folder, "package") as place:
+        package = place / "package.pt2"
+        result = _run_compiler(source, package_spec, package, config, progress)
         sms = tuple(result["compute_capabilities"])
         path = folder / package_name(
             config.device, sms[0] if sms else None, precision, package_spec.input.size_hw if name_with_size else None
         )
-        os.replace(temporary, path)
-    finally:
-        files.remove(temporary)
+        files.move(package, path)
     facts = EngineFacts(
         target=config.label,
         runtime_version=result["torch"],

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
-import uuid
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -80,27 +78,24 @@ def build_openvino(
         raise EngineError(
             f"'{model_onnx}' holds plugin nodes ({', '.join(held)}), which only TensorRT runs; export with --msda gather for OpenVINO"
         )
-    # OpenVINO finds the weights by the name of the model, so both get their names together.
-    temporary = output.with_name(f".{output.stem}.{uuid.uuid4().hex[:8]}.xml")
-    request = {
-        "onnx": str(model_onnx.resolve()),
-        "xml": str(temporary.resolve()),
-        "spec": spec.to_dict(),
-        "config": config.to_dict(),
-        "timed": timed and config.performance != "throughput",  # several batches at a time, which ONNX Runtime does not run
-        "fused": None if fused is None else str(fused.resolve()),
-    }
-    try:
+    with files.temporary_folder(output.parent, output.name) as folder:
+        # OpenVINO finds the weights by the name of the model.
+        model = folder / output.with_suffix(".xml").name
+        request = {
+            "onnx": str(model_onnx.resolve()),
+            "xml": str(model.resolve()),
+            "spec": spec.to_dict(),
+            "config": config.to_dict(),
+            "timed": timed and config.performance != "throughput",  # several batches at a time, which ONNX Runtime does not run
+            "fused": None if fused is None else str(fused.resolve()),
+        }
         answer: dict[str, Any] = run_child(
             WORKER_COMMAND, request, what="OpenVINO", timeout_seconds=config.timeout_seconds, progress=progress
         )
         facts = EngineFacts.from_dict(answer["facts"])
         _require_equal(answer["errors"], facts, spec, judged)
-        os.replace(temporary.with_suffix(".bin"), output.with_suffix(".bin"))
-        os.replace(temporary, output)
-    finally:
-        for suffix in (".xml", ".bin", ".onnx", ".onnx.data"):
-            files.remove(temporary.with_suffix(suffix))
+        files.move(model.with_suffix(".bin"), output.with_suffix(".bin"))
+        files.move(model, output)
     bundle.write_sidecar(output, spec, facts)
     if progress:
         progress(1.0, "done")

@@ -76,16 +76,14 @@ def build_engine(
     if output.resolve() == model_onnx.resolve():
         raise OutputError(f"cannot write '{output}': it is the ONNX file that is read; give another output path")
     sha256 = files.sha256_of(model_onnx)
-    with files.writing(output) as temporary:
-        # An output that cannot be written is known before the build, not after it. The file goes again at
-        # once, so that a caller who is killed during the build leaves nothing behind.
-        temporary.touch()
-        temporary.unlink()
+    # A folder of its own, whose name nobody uses again: a builder that outlives this process writes nothing into the next one's file.
+    with files.naming(output), files.making_parents(output), files.temporary_folder(output.parent, output.name) as folder:
+        engine = folder / output.name
         answer = run_child(
             WORKER_COMMAND,
             {
                 "onnx": str(model_onnx.resolve()),
-                "engine": str(temporary.resolve()),
+                "engine": str(engine.resolve()),
                 "config": {**config.to_dict(), "timing_cache": _absolute(config.timing_cache)},
                 "spec": spec.to_dict(),
             },
@@ -94,8 +92,9 @@ def build_engine(
             progress=progress,
             died=diagnose.ended,
         )
-        if not temporary.is_file() or temporary.stat().st_size != answer["size"]:
+        if not engine.is_file() or engine.stat().st_size != answer["size"]:
             raise EngineError(f"the engine for '{output}' was not written whole; free disk space and build it again")
+        files.move(engine, output)
     facts = EngineFacts(
         target=config.target,
         runtime_version=answer["runtime_version"],

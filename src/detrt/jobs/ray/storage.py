@@ -127,8 +127,9 @@ class ResultFolder:
     def put(self, name: str, source: Path) -> None:
         """Move a finished local file here. Raises OutputError."""
         if self.local:
-            with files.writing(self.local / name) as temporary:
-                os.replace(source, temporary)
+            target = self.local / name
+            with files.naming(target), files.making_parents(target):
+                files.move(source, target)
             return
         with self._telling(name):
             self._system.put_file(str(source), f"{self.path}/{name}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,18 +63,25 @@ class PackedModel:
     contents: Mapping[str, bytes]
 
     def unpack(self) -> Path:
-        """The model on this machine; unpacked by the first worker that needs it."""
-        folder = Path(tempfile.gettempdir()) / f"detrt-models-{os.getuid()}" / self.digest[:32]
+        """The model on this machine; unpacked by the first worker that needs it.
+
+        Raises:
+            SessionError: others may write where it is unpacked. OSError: it cannot be written.
+        """
+        parent = Path(tempfile.gettempdir()) / f"detrt-models-{os.getuid()}"
+        parent.mkdir(mode=0o700, exist_ok=True)
+        facts = parent.lstat()
+        if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+            raise SessionError(f"'{parent}' can be written by others, who could put another model there; remove it, or set TMPDIR")
+        folder = parent / self.digest[:32]
         if not folder.is_dir():
-            fresh = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-            for name, content in self.contents.items():
-                path = fresh / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
-            try:
-                os.replace(fresh, folder)
-            except OSError:  # another worker of this machine has unpacked it
-                files.remove(fresh)
+            with files.temporary_folder(parent, folder.name) as fresh:
+                for name, content in self.contents.items():
+                    path = fresh / name
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(content)
+                with contextlib.suppress(OSError):  # another worker of this machine has unpacked it
+                    files.move(fresh, folder)
         return folder / self.name if self.name else folder
 
 
