@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "detrt/error.hpp"
@@ -139,18 +138,17 @@ JsonLines::JsonLines(const std::string& path) : path_(path) {
     check(file_.good());
     return;
   }
-  temporary_ = path_.parent_path() / ("." + path_.filename().string() + "." + std::to_string(getpid()) + ".tmp");
   std::error_code ignored;
   if (!path_.parent_path().empty())
     fs::create_directories(path_.parent_path(), ignored);
-  file_.open(temporary_, std::ios::binary);
+  try {
+    unfinished_.emplace(path_);
+  } catch (const fs::filesystem_error& failed) {
+    errno = failed.code().value();
+    check(false);
+  }
+  file_.open(unfinished_->path(), std::ios::binary);
   check(file_.good());
-}
-
-JsonLines::~JsonLines() {
-  std::error_code ignored;
-  if (!temporary_.empty())
-    fs::remove(temporary_, ignored);
 }
 
 void JsonLines::write(const std::string& line) {
@@ -160,7 +158,7 @@ void JsonLines::write(const std::string& line) {
     return;
   }
   file_ << line << '\n';
-  if (temporary_.empty())
+  if (!unfinished_)
     file_.flush();
   check(file_.good());
 }
@@ -171,16 +169,14 @@ void JsonLines::finish() {
   errno = 0;
   file_.close();
   check(!file_.fail());
-  if (temporary_.empty())
+  if (!unfinished_)
     return;
-  if (const int number = open(temporary_.c_str(), O_RDONLY); number != -1) { // before the name: a rename may survive a power cut alone
-    fsync(number);
-    close(number);
+  try {
+    unfinished_->finish();
+  } catch (const fs::filesystem_error& failed) {
+    errno = failed.code().value();
+    check(false);
   }
-  std::error_code error;
-  fs::rename(temporary_, path_, error);
-  check(!error);
-  temporary_.clear();
 }
 
 void JsonLines::check(bool ok) const {

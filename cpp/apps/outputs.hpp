@@ -3,10 +3,12 @@
 
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "options.hpp"
+#include "unfinished.hpp"
 
 // A text for a terminal, in one line: control characters are escaped, as in detrt.errors.printable.
 std::string printable(const std::string& text);
@@ -29,7 +31,7 @@ public:
   explicit JsonLines(const std::string& path);
   JsonLines(const JsonLines&) = delete;
   JsonLines& operator=(const JsonLines&) = delete;
-  ~JsonLines();
+  ~JsonLines() = default;
 
   void write(const std::string& line);
   void finish();
@@ -37,6 +39,7 @@ public:
 private:
   void check(bool ok) const;
 
-  std::filesystem::path path_, temporary_;
+  std::filesystem::path path_;
+  std::optional<detrt::Unfinished> unfinished_;
   std::ofstream file_;
 };

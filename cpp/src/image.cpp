@@ -7,6 +7,7 @@
 
 #include "codecs.hpp"
 #include "detrt/error.hpp"
+#include "unfinished.hpp"
 
 namespace detrt {
 namespace fs = std::filesystem;
@@ -184,19 +185,15 @@ void save_image(const Image& image, const fs::path& path) {
   std::error_code error;
   if (!path.parent_path().empty())
     fs::create_directories(path.parent_path(), error);
-  const fs::path temporary = path.parent_path() / ("." + path.filename().string() + ".tmp");
   try {
+    Unfinished file(path);
     if (jpeg)
-      write_jpeg(image, temporary, 92);
+      write_jpeg(image, file.path(), 92);
     else
-      write_png(image, temporary);
-    fs::rename(temporary, path);
+      write_png(image, file.path());
+    file.finish();
   } catch (const fs::filesystem_error& failed) {
-    fs::remove(temporary, error);
     throw Error(ErrorKind::output, "cannot write '" + path.string() + "': " + failed.code().message());
-  } catch (...) {
-    fs::remove(temporary, error);
-    throw;
   }
 }
 

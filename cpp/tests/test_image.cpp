@@ -6,6 +6,7 @@
 #include "detrt/draw.hpp"
 #include "detrt/image.hpp"
 #include "support.hpp"
+#include "unfinished.hpp"
 
 namespace {
 
@@ -39,6 +40,28 @@ TEST_CASE("PNG comes back as it was, JPEG nearly") {
   CHECK_ERROR(detrt::save_image(image, folder.path / "b.png"), "cannot write");
   for (const auto& entry : fs::directory_iterator(folder.path))
     CHECK(entry.path().extension() != ".tmp");
+}
+
+TEST_CASE("what a killed process left of a file is removed, and what is in use is not") {
+  const Folder folder("image");
+  const fs::path path = folder.path / "a.png", dead = folder.path / ".a.png.0.tmp", other = folder.path / "other";
+  const detrt::Image image = gradient(4, 6);
+  std::ofstream(dead) << "of a killed process";
+  detrt::save_image(image, path);
+  CHECK_FALSE(fs::exists(dead));
+  {
+    const detrt::Unfinished used(path);
+    CHECK(used.path() == dead);
+    detrt::save_image(image, path);
+    CHECK(fs::exists(dead));
+  }
+  CHECK_FALSE(fs::exists(dead));
+  std::ofstream(other) << "theirs";
+  fs::create_symlink(other, dead);
+  detrt::save_image(image, path);
+  CHECK(fs::is_symlink(dead));
+  CHECK(content(other) == "theirs");
+  CHECK(detrt::load_image(path).rgb == image.rgb);
 }
 
 TEST_CASE("files that are no good images are refused") {

@@ -122,7 +122,9 @@ def check_build(folder: Path, call: Call) -> bool:
         shutil.copytree(folder / "new", fresh, dirs_exist_ok=True)
     assert bundle_of(folder / "bundle") == new
     assert sorted(os.listdir(folder / "bundle")) == sorted(os.listdir(folder / "new")), f"killed at {call}"
-    assert sorted(os.listdir(folder)) == sorted(["bundle", "in", "new", "new.onnx", "old.onnx", "parts", "truth.json"]), f"killed at {call}"
+    assert sorted(os.listdir(folder)) == sorted(["bundle", "in", "new", "new.onnx", "old.onnx", "parts", "truth.json"]), (
+        f"killed at {call}"
+    )
     return found == new
 
 
@@ -162,7 +164,7 @@ def check_resume(folder: Path, call: Call) -> bool:
 def check_part(folder: Path, call: Call) -> bool:
     part = folder / "parts" / "detections" / "part-000000.parquet"
     lines = check_file(folder, call, PART, part)
-    assert lines == ['"old"'] or lines[0].startswith("PAR1") and lines[-1].endswith("PAR1"), f"killed at {call}"
+    assert lines == ['"old"'] or (lines[0].startswith("PAR1") and lines[-1].endswith("PAR1")), f"killed at {call}"
     return lines != ['"old"']
 
 

@@ -72,7 +72,9 @@ class PackedModel:
         parent.mkdir(mode=0o700, exist_ok=True)
         facts = parent.lstat()
         if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
-            raise SessionError(f"'{parent}' can be written by others, who could put another model there; remove it, or set TMPDIR")
+            raise SessionError(
+                f"'{parent}' can be written by others, who could put another model there; remove it, or set TMPDIR"
+            )
         folder = parent / self.digest[:32]
         if not folder.is_dir():
             with files.temporary_folder(parent, folder.name) as fresh:
