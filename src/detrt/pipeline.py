@@ -15,13 +15,10 @@ from typing import TYPE_CHECKING, Any
 from . import files
 from .backends import targets as rows
 from .backends.building import MODEL, Builder, BuildPlan, Stage, Work, entry_of
-from .backends.inductor.config import InductorConfig
-from .backends.onnxruntime.config import GraphConfig
 from .backends.onnxruntime.session import run_graph
-from .backends.openvino.config import OpenVinoConfig
+from .backends.shared import SharedOptions, builds, configs_of
 from .backends.target import Target
 from .backends.targets import GRAPH
-from .backends.tensorrt import EngineConfig
 from .backends.tensorrt.build import check_model_file
 from .bundle import (
     MANIFEST,
@@ -33,7 +30,7 @@ from .bundle import (
     writing_bundle,
 )
 from .class_names import name_notes
-from .data.arguments import check_configs, check_list, check_model, check_path
+from .data.arguments import check_list, check_model, check_path
 from .data.preprocess import preprocessing_words
 from .errors import EngineError, ExportError, MissingPackageError, OutputError, SpecError
 from .evaluation.models import is_foreign
@@ -71,13 +68,8 @@ def build(
     output: Path | str | None = None,
     *,
     export: ExportConfig = ExportConfig(),  # noqa: B008 - frozen
-    engines: Sequence[EngineConfig] = (),
-    packages: Sequence[InductorConfig] = (),
-    openvino: Sequence[OpenVinoConfig] = (),
     targets: Sequence[object] = (),
-    fuse_attention: bool = False,
     precision: PrecisionConfig = PrecisionConfig(),  # noqa: B008 - frozen
-    try_devices: Sequence[str] = (),
     load: LoadOptions | None = None,
     progress: StageProgress | None = None,
     **changes: Unpack[LoadChanges],
@@ -92,15 +84,11 @@ def build(
         model: a checkpoint reference (see `load_source`), an ONNX file, or a bundle.
         output: folder of the bundle; None, of a bundle: `model` itself, to which the engines and packages are added.
         export: how the checkpoint becomes an ONNX graph.
-        engines: one engine file for each. Without engines, packages and OpenVINO models a bundle is its checked ONNX graph.
-        packages: one package compiled by PyTorch for each.
-        fuse_attention: also write an FP32 graph, or INT8 beside FP32, with ONNX Runtime's own attention, which runs faster on a CPU; `model.onnx` stays
-            as it is.
-        openvino: at most one: the OpenVINO model of the graph, and of its text encoder.
-        targets: configs of any backends, as those above or of one that was added to detrt.
+        targets: what is built of the graph, by name: "tensorrt-rtx", "tensorrt", "inductor", "openvino"; "auto":
+            the fastest that this machine can build; "onnx": the graph also with ONNX Runtime's own attention, where that is faster. Or
+            configs, for choices: `EngineConfig(...)`, `InductorConfig(...)`. Without any a bundle is its checked ONNX graph.
         precision: precision of the graph; anything but FP32 and TF32 changes `model.onnx` itself, and adds `ranges.json` where
             images are given.
-        try_devices: devices ("cuda", "cpu") on which ONNX Runtime runs the finished graph once.
         load: how the checkpoint is read.
         progress: called with (stage, fraction from 0 to 1 or None where it is not known, text).
         changes: fields of `LoadOptions` by name, e.g. `labels="names.txt"`.
@@ -110,7 +98,7 @@ def build(
         GateError: the exported graph does not equal PyTorch, or is not in the precision that was requested.
     """
     check_changes(build, changes)
-    _check_types(model, output, engines, packages, openvino, targets, try_devices)
+    _check_types(model, output, targets)
     load, held = changed(load, changes), _bundle_at(Path(model))
     if output is None:
         if held is None:
@@ -118,10 +106,7 @@ def build(
             raise OutputError(f"it is not said where the bundle goes; give a folder with -o, such as {example}")
         output = model
     grows = held is not None and Path(output).is_dir() and os.path.samefile(model, output)
-    graph = [GraphConfig(fuse_attention, tuple(try_devices))] if fuse_attention or try_devices else []
-    plan, jobs, warnings = _planned(
-        model, held, grows, [*engines, *packages, *openvino, *targets, *graph], export, precision, load
-    )
+    plan, jobs, warnings = _planned(model, held, grows, _configs(targets, str(model)), export, precision, load)
     with writing_bundle(output) as folder:
         work = _GraphWork(folder, plan.precision, progress or (lambda stage, fraction, text: None), warnings)
         if held is not None and grows:
@@ -234,9 +219,10 @@ def _check_addition(bundle: Bundle, precision: PrecisionConfig, *, adds: bool) -
             "it has; build another bundle with -o FOLDER"
         )
     if not adds:
+        *others, graph = builds()
         raise ExportError(
-            f"'{bundle.folder}' has its ONNX graph already, so --target onnx adds nothing; choose --target tensorrt-rtx, "
-            "tensorrt, inductor or openvino, or another bundle with -o FOLDER"
+            f"'{bundle.folder}' has its ONNX graph already, so --target {graph} adds nothing; choose --target "
+            f"{', '.join(others[:-1])} or {others[-1]}, or another bundle with -o FOLDER"
         )
 
 
@@ -248,16 +234,21 @@ def _graph_of(bundle: Bundle) -> Path:
     return bundle.checked_path(found[0])
 
 
-def _check_types(
-    model: object, output: object, engines: object, packages: object, openvino: object, targets: object, try_devices: object
-) -> None:
+def _check_types(model: object, output: object, targets: object) -> None:
     check_model(model)
     check_path(output, "output")
-    check_configs(engines, "engines", EngineConfig)
-    check_configs(packages, "packages", InductorConfig)
-    check_configs(openvino, "openvino", OpenVinoConfig)
-    check_list(targets, "targets", "of configurations, such as [EngineConfig()]; without one, build makes the checked ONNX graph")
-    check_list(try_devices, "try_devices", "of devices, such as ['cuda']")
+    what = (
+        "of names and configurations, such as ['tensorrt'] or [EngineConfig()]; without one, build makes the checked ONNX graph"
+    )
+    check_list(targets, "targets", what)
+
+
+def _configs(targets: Iterable[object], model: str) -> list[object]:
+    """The configs of the backends; a name stands for the usual ones."""
+    given = list(targets)
+    names = tuple(one for one in given if isinstance(one, str))
+    asked = SharedOptions(names).resolved(checkpoint=not model.lower().endswith(".onnx")) if names else None
+    return [*(configs_of(asked) if asked else ()), *(one for one in given if not isinstance(one, str))]
 
 
 class _GraphWork(Work):

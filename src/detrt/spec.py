@@ -23,6 +23,9 @@ from .errors import SpecError, check_one_of
 
 SCHEMA = 1
 LARGEST_SIDE = 16384  # pixels of an input
+LARGEST_BATCH = 4096
+
+Triple = tuple[int, int, int]  # min, opt and max of an axis
 
 # Tensor names, the same in every graph, engine and runtime.
 PIXEL_VALUES = "pixel_values"  # (batch, 3, height, width)
@@ -569,6 +572,19 @@ def parse_size(text: str, flag: str = "--size") -> tuple[int, int]:
             f"{flag} must be one number such as 640, or HEIGHTxWIDTH such as 480x640, from 1 to {LARGEST_SIDE} pixels; got {text!r}"
         )
     return int(match[1]), int(match[2] or match[1])
+
+
+def parse_triple(text: str, flag: str = "--batch") -> Triple:
+    """ "1,4,8" -> (1, 4, 8), the min, opt and max of an axis; "4" -> (4, 4, 4). flag: the option that has it.
+
+    Raises:
+        SpecError: not one or three integers.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) not in (1, 3) or not all(part.isdecimal() for part in parts):
+        raise SpecError(f"{flag} must be MIN,OPT,MAX such as 1,4,8, or one number such as 4; got {text!r}")
+    numbers = [int(part) for part in parts]
+    return (numbers[0], numbers[0], numbers[0]) if len(numbers) == 1 else (numbers[0], numbers[1], numbers[2])
 
 
 def parse_numbers(text: str, flag: str) -> tuple[int, ...]:

@@ -18,12 +18,12 @@ from detrt.files import sha256_of
 
 PACKAGE = Path(targets.__file__).parents[1]
 INIT = """
-from detrt.backends.target import Target
+from detrt.backends.target import Build, Target
 
 TARGET = Target(
     name="toy", kind="toy", words="a toy model", opener=f"{__name__}.opening:OPENER", suffixes=(".toy",), builder=f"{__name__}.opening:BUILDER",
     config=f"{__name__}.opening:ToyConfig", devices=("cpu", "abacus"),
-    tuning=("performance",), title="Toy",
+    tuning=("performance",), title="Toy", builds=(Build("toys"),),
 )
 """
 OPENING = """
@@ -156,6 +156,32 @@ def test_a_toy_backend_is_built(toy, tmp_path):
         assert session.info.note == "a toy on None"
 
 
+def test_targets_are_named_or_configured(toy, tmp_path):
+    from detrt.backends.shared import SharedOptions, builds, configs_of, names_taking
+    from detrt.pipeline import build
+
+    assert list(builds()) == ["toys", "tensorrt-rtx", "tensorrt", "inductor", "openvino", "onnx"]
+    assert [config.content for config in configs_of(SharedOptions(("toys", "onnx")))[:1]] == [b"toy"]
+    assert [
+        config.content for config in configs_of(SharedOptions(("toys",)), {"toy": lambda: toy.config_class()(b"chosen")})
+    ] == [b"chosen"]
+    assert names_taking("batch") == ("tensorrt-rtx", "tensorrt", "inductor")
+    (tmp_path / "model.onnx").write_bytes(make_model(make_spec()))
+    for names, words in (
+        (["lego"], "must be toys, tensorrt-rtx.* or auto.*got 'lego'"),
+        (["onnxruntime"], "onnxruntime is now .*onnx"),
+        (["auto", "toys"], "auto chooses by itself"),
+    ):
+        with pytest.raises(EngineError, match=words):
+            build(tmp_path / "model.onnx", tmp_path / "out", targets=names)
+    with pytest.raises(EngineError, match="several sizes"):
+        SharedOptions(("toys",), sizes=((1, 2), (3, 4)))
+    with pytest.raises(EngineError, match="height 1,2,3 is a range"):
+        SharedOptions(("toys",), height=(1, 2, 3))
+    report = build(tmp_path / "model.onnx", tmp_path / "out", targets=["toys"])
+    assert [entry.kind for entry in report.bundle.files] == ["onnx", "toy"]
+
+
 def test_rows_are_whole():
     kinds = [target.kind for target in (*targets.TARGETS, targets.CHECKPOINT)]
     suffixes = [suffix for target in targets.TARGETS for suffix in target.suffixes]
@@ -209,16 +235,8 @@ def named(path: Path, names: set[str]) -> list[str]:
 FOLDERS = {target.opener.split(".")[2] for target in targets.TARGETS}  # each names itself
 # Not names of backends: packages and their versions, and what no text is.
 OTHER_NAMES = {"system.py", "errors.py", "files.py", "models/source.py", "evaluation/html.py", "cli/show.py"}
-# The enumeration itself; a bundle, which imports no backend; what is left to do.
-LEFT = {
-    "backends/base.py",
-    "bundle.py",
-    "serve/triton.py",
-    "serve/triton_config.py",
-    "cli/build.py",
-    "cli/report.py",
-    "cli/run_report.py",
-}
+# The enumeration itself; and a bundle, which imports no backend and says which file is opened with another, whatever a manifest claims.
+LEFT = {"backends/base.py", "bundle.py"}
 
 
 def modules():

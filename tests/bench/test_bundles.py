@@ -48,7 +48,7 @@ def bundle(tmp_path_factory):
     from detrt.pipeline import build
 
     folder = tmp_path_factory.mktemp("bench") / "bundle"
-    build("random:lw_detr/tiny", folder, export=ExportConfig(height=64, width=64, check=False), engines=())
+    build("random:lw_detr/tiny", folder, export=ExportConfig(height=64, width=64, check=False))
     return folder
 
 
@@ -287,7 +287,7 @@ def test_a_prompted_bundle_needs_its_prompt(tmp_path):
     from detrt.export import ExportConfig
     from detrt.pipeline import build
 
-    build("embedded:phrases", tmp_path / "b", engines=(), export=ExportConfig(check=False))
+    build("embedded:phrases", tmp_path / "b", export=ExportConfig(check=False))
     with pytest.raises(SessionError, match="--prompt 'a cat"):
         bench([str(tmp_path / "b")], BenchConfig(repeats=1))
     given = ("embedded:phrases",)

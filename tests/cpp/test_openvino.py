@@ -25,7 +25,7 @@ def shapes(exported, shared):
     """A bundle of the trained detector of shapes."""
 
     def make(folder):
-        build_bundle(exported("embedded:shapes").path, folder / "bundle", engines=(), openvino=(OpenVinoConfig(),))
+        build_bundle(exported("embedded:shapes").path, folder / "bundle", targets=(OpenVinoConfig(),))
         return folder / "bundle"
 
     return shared("shapes-openvino", make)

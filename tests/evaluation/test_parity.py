@@ -150,7 +150,7 @@ def test_fp16_of_trained_weights_passes_without_ground_truth(real_data, tmp_path
     """Its AP is that of FP32, and some of 242 detections of photographs are beyond 4 px or 0.02 for rounding alone."""
     checkpoint = str(real_data / "checkpoints/deimv2-femto-coco")
     choices = {"export": ExportConfig(height=416, width=416), "precision": PrecisionConfig("fp16")}
-    build(checkpoint, tmp_path / "low", engines=(), trust_remote_code=True, **choices)
+    build(checkpoint, tmp_path / "low", trust_remote_code=True, **choices)
     photographs = sorted((real_data / "images/coco_permissive/val2017").glob("*.jpg"))
     report = verify(checkpoint, tmp_path / "low", photographs, load=LoadOptions(trust_remote_code=True))
     assert report.passed and "beyond" in report.verdict and report.worst_box_px > report.gate.box_px

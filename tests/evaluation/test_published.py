@@ -91,7 +91,7 @@ def test_no_folder(tiny):
 def test_a_stated_size_is_recorded_with_the_bundle(tiny, tmp_path):
     """So that its checkpoint is read again as it was read for the build."""
     tiny("rt_detr_v2").module.save_pretrained(tmp_path / "folder")
-    report = build(str(tmp_path / "folder"), tmp_path / "bundle", engines=(), resize="64x96")
+    report = build(str(tmp_path / "folder"), tmp_path / "bundle", resize="64x96")
     assert report.preprocessing == ["stretch to 64x96, bilinear, times 1/255, no normalisation"]
     assert report.bundle.provenance.options["resize"] == "64x96"
     done = parity.verify(None, tmp_path / "bundle", IMAGES[:1], slots=False)

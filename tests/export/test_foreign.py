@@ -91,7 +91,7 @@ def labels(tmp_path):
 )
 def test_a_bundle_detects_as_its_authors_document(layout, stated, settings, changes, labels, tmp_path):
     module = made.write(tmp_path / "theirs.onnx", layout, **changes)
-    report = build(tmp_path / "theirs.onnx", tmp_path / "b", engines=(), labels=labels, **stated)
+    report = build(tmp_path / "theirs.onnx", tmp_path / "b", labels=labels, **stated)
     assert "equal to the original" in report.stages[0].verdict and f"layout {layout}" in report.notes[0]
     origin = report.bundle.provenance
     assert origin.source == str(tmp_path / "theirs.onnx") and origin.parameters > 500
@@ -120,7 +120,7 @@ def test_half_precision(labels, tmp_path):
 
 def test_a_batch_axis_that_is_only_declared(labels, tmp_path):
     made.write(tmp_path / "theirs.onnx", "rt-detr", baked_batch=True)
-    report = build(tmp_path / "theirs.onnx", tmp_path / "b", engines=(), labels=labels, preprocess="family-default")
+    report = build(tmp_path / "theirs.onnx", tmp_path / "b", labels=labels, preprocess="family-default")
     assert "batch 1 only" in report.notes[-1]
     with Detector.open(tmp_path / "b", threshold=THRESHOLD, batch_size=2) as detector:
         assert detector.session.info.fixed_batch == 1
@@ -161,7 +161,7 @@ def test_the_files_of_deimv2(name, real_data, tmp_path):
 def test_average_precision_of_deimv2(name, ap, ap50, real_data, tmp_path):
     """The figures that ONNX Runtime and pycocotools give for the authors' files."""
     path = real_data / "weights" / "deimv2" / f"deimv2_hgnetv2_{name}_coco.onnx"
-    build(path, tmp_path / "b", engines=(), preprocess="family-default")
+    build(path, tmp_path / "b", preprocess="family-default")
     images = real_data / "images/coco_permissive"
     with open_session(tmp_path / "b") as session:
         report = evaluate_coco(session, images / "annotations/instances_val2017.json", images / "val2017")
@@ -187,7 +187,7 @@ def test_a_folder_as_optimum_writes_it(name, tiny, tmp_path):
             _Outputs(source.module).eval(), tuple(inputs.values()), str(tmp_path / "model.onnx"), dynamo=False, opset_version=17,
             input_names=list(inputs), output_names=["logits", "pred_boxes"], dynamic_axes={key: {0: "batch_size"} for key in inputs},
         )  # fmt: skip
-    report = build(tmp_path / "model.onnx", tmp_path / "b", engines=())
+    report = build(tmp_path / "model.onnx", tmp_path / "b")
     assert "layout transformers" in report.stages[0].verdict and any("config.json" in note for note in report.notes)
     spec = report.bundle.spec
     assert spec.decode == source.spec.decode and spec.labels == source.spec.labels and spec.family == name
@@ -257,7 +257,7 @@ def test_names_in_the_metadata(tmp_path):
 def test_half_precision_of_deimv2(real_data, tmp_path):
     """Its graph in FP16 still runs, and finds the same on a photograph."""
     path = real_data / "weights/deimv2/deimv2_hgnetv2_atto_coco.onnx"
-    build(path, tmp_path / "b", engines=(), preprocess="family-default", precision=PrecisionConfig("fp16"))
+    build(path, tmp_path / "b", preprocess="family-default", precision=PrecisionConfig("fp16"))
     photograph = real_data / "images/coco_permissive/val2017/000000005001.jpg"
     with Detector.open(path, preprocess="family-default", threshold=0.5) as detector:
         expected = detector([photograph])[0]
@@ -287,7 +287,7 @@ def test_an_engine_and_a_server_of_deimv2(name, real_data, tmp_path):
     from serve_support import Server
 
     path = real_data / "weights" / "deimv2" / f"deimv2_hgnetv2_{name}_coco.onnx"
-    build(path, tmp_path / "b", engines=(EngineConfig(sms=(89,)),), preprocess="family-default")
+    build(path, tmp_path / "b", targets=(EngineConfig(sms=(89,)),), preprocess="family-default")
     bundle = Bundle.open(tmp_path / "b")
     (engine,) = bundle.of_kind("engine")
     spec, facts = read_sidecar(bundle.checked_path(engine))

@@ -184,7 +184,7 @@ def test_a_compiled_package(tmp_path):
     from detrt.backends.inductor.config import InductorConfig
     from detrt.pipeline import build
 
-    build("random:owlv2/tiny", tmp_path / "b", engines=(), packages=(InductorConfig(tokens=4),), export=ExportConfig(check=False))
+    build("random:owlv2/tiny", tmp_path / "b", targets=(InductorConfig(tokens=4),), export=ExportConfig(check=False))
     found = []
     for backend in ("inductor", "onnxruntime"):
         with Detector.open(str(tmp_path / "b"), backend=backend, prompt=PROMPT, threshold=0.0) as detector:
@@ -298,8 +298,8 @@ def test_image_queries_that_are_refused(exported, models, tmp_path, capsys):
 
 
 def test_a_bundle_with_image_queries(tmp_path, capsys):
-    build("random:owlvit/tiny", tmp_path / "b", engines=(), export=ExportConfig(check=False, image_queries=True))
-    build(tmp_path / "b" / "model.onnx", tmp_path / "again", engines=())
+    build("random:owlvit/tiny", tmp_path / "b", export=ExportConfig(check=False, image_queries=True))
+    build(tmp_path / "b" / "model.onnx", tmp_path / "again")
     Image.fromarray(IMAGES[0]).save(tmp_path / "it.png")
     found = []
     for bundle in ("b", "again"):

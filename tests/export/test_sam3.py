@@ -244,7 +244,7 @@ def test_a_compiled_package(exported, tmp_path):
     from detrt.backends.inductor.config import InductorConfig
     from detrt.pipeline import build
 
-    build("random:sam3/tiny", tmp_path / "b", packages=(InductorConfig(tokens=4),), export=ExportConfig(check=False))
+    build("random:sam3/tiny", tmp_path / "b", targets=(InductorConfig(tokens=4),), export=ExportConfig(check=False))
     found = []
     for backend in ("inductor", "onnxruntime"):
         with Detector.open(str(tmp_path / "b"), backend=backend, prompt=PROMPT, threshold=0.0) as detector:

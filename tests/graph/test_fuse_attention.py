@@ -45,7 +45,7 @@ def test_equal_outputs_at_other_sizes(name, exported, tmp_path):
 def test_bundle_runs_it_on_the_cpu_and_keeps_the_plain_graph(exported, tmp_path):
     path = exported("lw_detr").path
     out = tmp_path / "bundle"
-    build(path, out, engines=(), fuse_attention=True)
+    build(path, out, targets=["onnx"])
     bundle = Bundle.open(out)
     (entry,) = bundle.of_kind("onnx-fused")
     assert entry.path == "model.onnxruntime.onnx"
@@ -70,7 +70,7 @@ def test_int8_beside_fp32_has_it_too(exported, tmp_path, monkeypatch):
     precision = PrecisionConfig("int8", calibration=tmp_path / "scenes", qdq_placement="cpu", min_fraction=0.0)
 
     def operators(out):
-        build(exported("lw_detr").path, tmp_path / out, engines=(), fuse_attention=True, precision=precision)
+        build(exported("lw_detr").path, tmp_path / out, targets=["onnx"], precision=precision)
         fused = Bundle.open(tmp_path / out).of_kind("onnx-fused")
         return {node.op_type for entry in fused for node in graph.load(tmp_path / out / entry.path).graph.node}
 

@@ -505,7 +505,7 @@ def test_the_tokenizer_travels_from_every_command(published, tiny, tmp_path, cap
     Image.new("RGB", (80, 60), "red").save(tmp_path / "red.png")
     ref, words = f"ckpt:{tmp_path}/g.pth", tmp_path / "tokenizer.json"
     choices = ExportConfig(height=64, width=96, msda="gridsample", check=False)
-    build(ref, tmp_path / "bundle", export=choices, engines=(), tokenizer=words)
+    build(ref, tmp_path / "bundle", export=choices, tokenizer=words)
     manifest = json.loads((tmp_path / "bundle" / "detrt.json").read_text())
     assert {f["kind"] for f in manifest["files"]} == {"onnx", "text", "tokenizer"}
     assert manifest["provenance"]["options"]["tokenizer"] == str(words)

@@ -413,7 +413,7 @@ def test_a_bundle_records_its_precision(exported, photos, tmp_path):
     made = exported("yolos").path
     exact = graph.load(made)
     graph.save(graph.with_spec(exact, small(graph.read_spec(made))), tmp_path / "small.onnx")
-    build(tmp_path / "small.onnx", tmp_path / "b", engines=(), precision=config)
+    build(tmp_path / "small.onnx", tmp_path / "b", precision=config)
     bundle = Bundle.open(tmp_path / "b")
     assert {f.kind: f.path for f in bundle.files} == {"onnx": "model.onnx", "ranges": "ranges.json"}
     record = bundle.provenance.options["precision"]
@@ -421,7 +421,7 @@ def test_a_bundle_records_its_precision(exported, photos, tmp_path):
     ranges = json.loads(bundle.checked_path(bundle.of_kind("ranges")[0]).read_text())
     assert ranges["images"] == 3 and all(row["absmax"] >= 0 for row in ranges["tensors"].values())
     with pytest.raises(GateError, match=r"of the MatMul and Conv operations are in fp16"):
-        build(tmp_path / "small.onnx", tmp_path / "c", engines=(), precision=replace(config, keep_fp32=("vit.encoder",)))
+        build(tmp_path / "small.onnx", tmp_path / "c", precision=replace(config, keep_fp32=("vit.encoder",)))
     assert not (tmp_path / "c").exists()
 
 

@@ -201,7 +201,7 @@ def test_query_images(tmp_path, exported, scenes):
 def test_embedded_phrases(tmp_path):
     from detrt import ExportConfig, build
 
-    build("embedded:phrases", tmp_path / "phrases", engines=(), export=ExportConfig(check=False))
+    build("embedded:phrases", tmp_path / "phrases", export=ExportConfig(check=False))
     scene = draw_scene(3)
     prompt = "red circle. striped star. blue square."
     with Detector.open(tmp_path / "phrases", threads=1, threshold=0.3, prompt=prompt) as detector:

@@ -39,7 +39,7 @@ def opened() -> Detector:
 
 
 def made() -> VerifyReport:
-    bundle: Bundle = build("embedded:shapes", "bundle", engines=(EngineConfig(sms=(89,)),), export=ExportConfig(opset=18)).bundle
+    bundle: Bundle = build("embedded:shapes", "bundle", targets=(EngineConfig(sms=(89,)),), export=ExportConfig(opset=18)).bundle
     build("folder", "bundle", labels="names.txt", queries="100")  # type: ignore[arg-type]
     build("folder", "bundle", engine=())  # type: ignore[call-arg]
     source = load_source("embedded:shapes", preprocess="family-default")

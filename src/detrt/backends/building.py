@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from ..system import StageProgress
 
 if TYPE_CHECKING:
     from ..precision import PrecisionConfig
+    from .shared import SharedOptions
 
 MODEL = "model.onnx"
 
@@ -106,6 +107,10 @@ def entry_of(folder: Path, name: str, kind: str, facts: EngineFacts | None = Non
 
 class Builder(ABC):
     """Builds the files of one backend. Its configs are objects of one class, `Target.config`."""
+
+    def configs_for(self, asked: SharedOptions, make: Callable[..., Any]) -> list[Any]:
+        """The configs of what is asked of this backend. make: its config, from fields; it has the choices that are for it alone."""
+        return [make()]
 
     def resolved(self, configs: Sequence[Any], plan: BuildPlan) -> Sequence[Any]:
         """The configs, with what follows from the plan."""

@@ -19,12 +19,14 @@ class Build:
 
     name: as `build` takes it. here: building it for this machine and running it. device: for which it is built then; "": its own.
     from_checkpoint: the checkpoint is read again, so that an ONNX file is not enough.
+    takes: fields of `SharedOptions` that say something about it.
     """
 
     name: str
     here: Ability | None = None
     device: str = ""
     from_checkpoint: bool = False
+    takes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,10 @@ class Target:
     def built_by(self) -> Builder:
         """Its `Builder`; imports the module that has it."""
         return _named(self.builder)  # type: ignore[no-any-return]
+
+    def config_class(self) -> type:
+        """The class of its configs; imports the module that has it."""
+        return _named(self.config)  # type: ignore[no-any-return]
 
     def takes(self, config: Any) -> bool:
         """Whether an object says what is built for this backend."""

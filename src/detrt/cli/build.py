@@ -14,22 +14,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .. import files
-from ..backends.inductor.config import InductorConfig
-from ..backends.openvino.config import OpenVinoConfig
-from ..backends.tensorrt.config import TARGETS, EngineConfig
+from ..backends.shared import AUTO, SharedOptions, builds, configs_of, names_taking
 from ..class_names import name_notes
-from ..errors import DetrtError, EngineError, OutputError, SourceError, printable
+from ..errors import DetrtError, OutputError, SourceError, printable
 from ..models.contract import ExportConfig
 from ..models.load import LoadOptions
 from ..precision.config import PrecisionConfig
-from .options import FILE, TEXT, Given, SizeOptions, comma_separated, command
+from ..spec import Triple, parse_triple
+from .options import FILE, TEXT, Given, GivenBackends, SizeOptions, comma_separated, command
 
 if TYPE_CHECKING:
     from ..bundle import Bundle
     from ..export.trace import ExportReport
     from ..pipeline import BuildReport
 
-ONNX, INDUCTOR, OPENVINO, AUTO = "onnx", "inductor", "openvino", "auto"
+*_OTHERS, ONNX = builds()  # the graph alone is the last
 
 Model = Annotated[
     str,
@@ -48,56 +47,47 @@ Json = Annotated[str | None, typer.Option("--json", help="Report as JSON to this
 
 @dataclass(frozen=True, slots=True)
 class TargetOptions:
-    """What is built of a model, and for which devices.
-
-    Raises:
-        EngineError: an unknown target.
-    """
+    """What is built of a model, for which devices, and what several backends take."""
 
     target: tuple[str, ...] = field(
         default=ONNX,  # type: ignore[assignment]  # as the command line has it
         metadata={
-            "help": "onnx (the graph alone), tensorrt-rtx, tensorrt, inductor, openvino; comma-separated. auto: the fastest that this "
-            "machine can build.",
+            "help": f"{ONNX} (the graph alone), {', '.join(_OTHERS)}; comma-separated. {AUTO}: the fastest that this machine can build.",
             "parse": comma_separated,
         },
     )
     device: tuple[str, ...] = field(
         default=(),
         metadata={
-            "help": "Devices of --target inductor (cpu, cuda), and to try --target onnx on; comma-separated.",
+            "help": f"Devices to build for, or to try the graph on: cpu, cuda; comma-separated; for {' and '.join(names_taking('devices'))}.",
             "parse": comma_separated,
-            "needs": {"target": (INDUCTOR, ONNX)},
+            "needs": {"target": names_taking("devices")},
+        },
+    )
+    batch: Triple | None = field(
+        default=None,
+        metadata={
+            "help": "Batch size: one, or MIN,OPT,MAX; default 1,1,8.",
+            "panel": "Size",
+            "parse": parse_triple,
+            "needs": {"target": names_taking("batch")},
+        },
+    )
+    timeout_seconds: float | None = field(
+        default=None,
+        metadata={
+            "help": "Longest time of one engine or package build, seconds.",
+            "panel": "Engine",
+            "flag": "--timeout",
+            "needs": {"target": names_taking("timeout_seconds")},
         },
     )
 
-    def __post_init__(self) -> None:
-        allowed = f"{', '.join(TARGETS)}, {INDUCTOR}, {OPENVINO}, {ONNX} (no engine) or {AUTO}"
-        if not self.target:
-            raise EngineError(f"--target must be {allowed}; got nothing")
-        for name in self.target:
-            if name == "onnxruntime":
-                raise EngineError("--target onnxruntime is now --target onnx: the ONNX file alone, which ONNX Runtime runs")
-            if name not in (*TARGETS, INDUCTOR, OPENVINO, ONNX, AUTO):
-                raise EngineError(f"--target must be {allowed}, or a comma-separated list of them; got {name!r}")
-        if AUTO in self.target and len(self.target) > 1:
-            raise EngineError(f"--target {AUTO} chooses by itself; got {','.join(self.target)}; give one of the two")
-
-    def resolved(self, model: str) -> TargetOptions:
-        """The same, with what "auto" stands for on this machine; the ONNX graph alone where nothing faster can be built."""
-        if self.target != (AUTO,):
-            return self
-        from ..backends.targets import fastest_build
-
-        found = fastest_build(checkpoint=not model.lower().endswith(".onnx"))
-        if found is None:
-            return TargetOptions((ONNX,))
-        return TargetOptions((found.name,), (found.device,) if found.device else ())
-
-    @property
-    def try_devices(self) -> tuple[str, ...]:
-        """Devices that ONNX Runtime tries the finished graph on."""
-        return self.device if ONNX in self.target else ()
+    def shared(self, size: SizeOptions, model: str) -> SharedOptions:
+        """The same with the sizes, and with what "auto" stands for on this machine. Raises EngineError."""
+        height, width = size.ranges
+        asked = SharedOptions(self.target, self.device, self.batch, height, width, size.several, self.timeout_seconds)
+        return asked.resolved(checkpoint=not model.lower().endswith(".onnx"))
 
 
 @command
@@ -107,9 +97,7 @@ def build(
     size: SizeOptions,
     export: Given[ExportConfig],
     precision: PrecisionConfig,
-    engine: Given[EngineConfig],
-    package: Given[InductorConfig],
-    openvino: Given[OpenVinoConfig],
+    backends: GivenBackends,
     load: LoadOptions,
     output: Annotated[
         Path | None,
@@ -127,26 +115,15 @@ def build(
     from . import show
 
     show.check_json(json_file)
-    targets = targets.resolved(model)
-    if targets.try_devices:  # before minutes of export
-        from ..backends.onnxruntime.session import require_provider
-
-        for device in targets.try_devices:
-            require_provider(device)
-    engines = _engines(targets, size, engine)
-    packages = _packages(targets, size, engine, package)
-    models = [openvino.make(timeout_seconds=engine.timeout_seconds)] if OPENVINO in targets.target else []
+    asked = targets.shared(size, model)
+    configs = configs_of(asked, {name: given.make for name, given in backends.items()})
     with show.progress() as step:
         report = run(
             model,
             output,
             export=_export_config(size, export),
-            engines=engines,
-            packages=packages,
-            openvino=models,
-            fuse_attention=ONNX in targets.target,
+            targets=configs,
             precision=precision,
-            try_devices=targets.try_devices,
             load=load,
             progress=step,
         )
@@ -162,45 +139,6 @@ def _export_config(size: SizeOptions, export: Given[ExportConfig]) -> ExportConf
     """A size that is one number is fixed in the graph; a range leaves both sides symbolic."""
     height, width = size.fixed or (None, None)
     return export.make(height=height, width=width)
-
-
-def _engines(targets: TargetOptions, size: SizeOptions, engine: Given[EngineConfig]) -> list[EngineConfig]:
-    """One config for each TensorRT target."""
-    height, width = size.ranges
-    only = {"tensorrt-rtx": {"timing_cache": None, "plugins": ()}, "tensorrt": {"sms": ()}}
-    names = [name for name in targets.target if name in TARGETS]
-    if not names and INDUCTOR not in targets.target and height is not None and size.fixed is None:
-        raise EngineError(
-            f"--height {_joined(height)} is a range, which has no effect without an engine or package target; leave it out, or "
-            "give one number"
-        )
-    return [engine.make(target=name, height=height, width=width, **only[name]) for name in names]
-
-
-def _packages(
-    targets: TargetOptions, size: SizeOptions, engine: Given[EngineConfig], package: Given[InductorConfig]
-) -> list[InductorConfig]:
-    """One config for each device and size, with --target inductor."""
-    several = size.size if size.size is not None and len(size.size) > 1 else ()
-    if several and (INDUCTOR not in targets.target or set(targets.target) & set(TARGETS)):
-        raise EngineError(
-            f"--size {','.join(f'{height}x{width}' for height, width in several)} names several sizes, which --target inductor "
-            f"compiles a package for each; got --target {','.join(targets.target)}; give one size, or a range with --height and "
-            "--width"
-        )
-    if INDUCTOR not in targets.target:
-        return []
-    sides = [((height,) * 3, (width,) * 3) for height, width in several] or [size.ranges]
-    shared = {"batch": engine.batch, "timeout_seconds": engine.timeout_seconds}
-    return [
-        package.make(device=device, height=height, width=width, **shared)
-        for device in targets.device or ("cpu",)
-        for height, width in sides
-    ]
-
-
-def _joined(values: Iterable[Any]) -> str:
-    return ",".join(map(str, values))
 
 
 def _warn(notes: Iterable[str], warnings: Iterable[str]) -> None:

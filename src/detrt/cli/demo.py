@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .. import files
-from ..backends.tensorrt.config import TARGETS, EngineConfig, parse_sms
+from ..backends.shared import SharedOptions, builds, configs_of
 from ..errors import EngineError, OutputError
 from ..models.load import LoadOptions
-from .build import ONNX
 from .options import FILE, option_of
 
+*_OTHERS, ONNX = builds()
 Untested = option_of(LoadOptions, "allow_untested_transformers")
 
 
 def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="Output folder."), FILE] = Path("demo"),
-    target: Annotated[str, typer.Option(help="onnx (the graph alone), or an engine: tensorrt-rtx, tensorrt.")] = ONNX,
+    target: Annotated[str, typer.Option(help=f"{ONNX} (the graph alone), {', '.join(_OTHERS)}.")] = ONNX,
     sm: Annotated[str | None, typer.Option(help="Comma-separated compute capabilities of the engine: 86,89.")] = None,
     allow_untested_transformers: Untested = False,
 ) -> None:
@@ -27,14 +29,16 @@ def demo(
     from . import show
     from .run_demo import run_demo
 
-    if target not in (ONNX, *TARGETS):
-        raise EngineError(f"--target must be {ONNX}, {' or '.join(TARGETS)} for the demo; got {target!r}")
-    if sm and target == ONNX:
+    asked = SharedOptions((target,)).resolved(checkpoint=True)
+    row, _ = builds()[asked.names[0]]
+    option = next((one for one in fields(row.config_class()) if one.name == "sms"), None)
+    if sm and option is None:
         raise EngineError(f"--sm {sm} has no effect without --target tensorrt-rtx; add that, or leave it out")
-    engines = [EngineConfig(target, sms=parse_sms(sm) if sm else ())] if target != ONNX else []
+    chosen = {"sms": option.metadata["parse"](sm)} if sm and option is not None else {}
+    configs = [] if target == ONNX else configs_of(asked, {row.name: partial(row.config_class(), **chosen)})
     with show.progress() as step:
         load = LoadOptions(allow_untested_transformers=allow_untested_transformers)
-        report = run_demo(output, engines=engines, load=load, progress=step)
+        report = run_demo(output, targets=configs, load=load, progress=step)
     rows = [(s.name, f"{s.seconds:.1f} s", show.human_size(s.size), s.verdict) for s in report.stages]
     show.table(f"embedded:shapes -> {output}", ("stage", "time", "size", "verdict"), rows, right=(1, 2))
     print(f"look at {report.image}; the same in JSON: {output / 'detections.jsonl'}")

@@ -12,7 +12,8 @@ A field becomes an option through its metadata, a dictionary that the dataclass 
     needs: {field: values}; the option is refused unless one of these fields has one of the values, or is given where there
         are no values. A comma-separated field has several. Fields that a command has no option for are not needed there.
 
-A command takes a config class, or `Given[config class]` where it makes the config itself, and `command` replaces both.
+A command takes a config class, `Given[config class]` where it makes the config itself, or `GivenBackends` for the configs of all
+backends, and `command` replaces them.
 """
 
 from __future__ import annotations
@@ -29,9 +30,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, get_args, ge
 
 import typer
 
-from ..backends.tensorrt.config import Triple, parse_triple
 from ..errors import DetrtError, PromptError
-from ..spec import parse_size
+from ..spec import Triple, parse_size, parse_triple
 
 if TYPE_CHECKING:
     from ..text.prompts import ImageQueries
@@ -80,25 +80,39 @@ class Given(Generic[Config]):
         return self._config(**{**self._values, **changes})
 
 
+class GivenBackends(dict[str, Given[Any]]):
+    """Name of a backend -> the options of what is built for it, as they were given on the command line."""
+
+
+def _configs(hint: Any) -> dict[str, type]:
+    """The config classes that a parameter stands for, each under a name."""
+    if hint is GivenBackends:
+        from ..backends.targets import TARGETS
+
+        return {target.name: target.config_class() for target in TARGETS if target.config}
+    config = get_args(hint)[0] if get_origin(hint) is Given else hint
+    return {"": config} if hasattr(config, "__dataclass_fields__") else {}
+
+
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """A function that takes config classes, as typer takes it: with one option for each of their fields."""
     hints = get_type_hints(function, include_extras=True)
-    groups: dict[str, type] = {}
+    groups: dict[str, dict[str, type]] = {}
     parameters: list[inspect.Parameter] = []
     options: dict[str, Field[Any]] = {}
     for parameter in inspect.signature(function).parameters.values():
         hint = hints[parameter.name]
-        config = get_args(hint)[0] if get_origin(hint) is Given else hint
-        if not hasattr(config, "__dataclass_fields__"):
+        if not (configs := _configs(hint)):
             parameters.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
             continue
-        groups[parameter.name] = config
-        types = get_type_hints(config)
-        for one in fields(config):
-            if "help" in one.metadata:
-                assert one.name not in options, f"two options {one.name}"
-                options[one.name] = one
-                parameters.append(_parameter(one, types[one.name]))
+        groups[parameter.name] = configs
+        for config in configs.values():
+            types = get_type_hints(config)
+            for one in fields(config):
+                if "help" in one.metadata:
+                    assert one.name not in options, f"two options {one.name}"
+                    options[one.name] = one
+                    parameters.append(_parameter(one, types[one.name]))
     parameters.sort(key=lambda one: PANELS.index(options[one.name].metadata.get("panel") if one.name in options else None))
 
     @functools.wraps(function)
@@ -117,10 +131,13 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             if name in named and name in options and (needs := options[name].metadata.get("needs")):
                 _refuse_idle(options, name, values[name], {other: values[other] for other in needs if other in values})
         arguments = {name: value for name, value in values.items() if name not in options}
-        for name, config in groups.items():
-            own = {o.name: parsed[o.name] for o in fields(config) if o.name in options}
+        for name, configs in groups.items():
+            given = {}
+            for key, config in configs.items():
+                own = {o.name: parsed[o.name] for o in fields(config) if o.name in options}
+                given[key] = Given(config, own, named.intersection(own))
             wanted = get_origin(hints[name]) is Given
-            arguments[name] = Given(config, own, named.intersection(own)) if wanted else config(**own)
+            arguments[name] = GivenBackends(given) if hints[name] is GivenBackends else given[""] if wanted else given[""].make()
         function(**arguments)
 
     context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
@@ -229,7 +246,7 @@ class SizeOptions:
     size: tuple[tuple[int, int], ...] | None = field(
         default=None,
         metadata={
-            "help": "Fixed input size: 640 or HEIGHTxWIDTH; for packages (build --target inductor) several, comma-separated.",
+            "help": "Fixed input size: 640 or HEIGHTxWIDTH; for compiled packages several, comma-separated.",
             "panel": "Size",
             "parse": parse_sizes,
         },
@@ -264,6 +281,11 @@ class SizeOptions:
             height, width = self.size[0]
             return (height,) * 3, (width,) * 3
         return self.height, self.width
+
+    @property
+    def several(self) -> tuple[tuple[int, int], ...]:
+        """(height, width) of each size, where there are several."""
+        return self.size if self.size is not None and len(self.size) > 1 else ()
 
     @property
     def fixed(self) -> tuple[int, int] | None:

@@ -10,18 +10,17 @@ from typing import Annotated, Any
 import typer
 
 from .. import files
-from ..backends.tensorrt.config import TARGETS
+from ..backends.shared import builds
+from ..backends.targets import GRAPH
 from ..bench.config import BenchConfig
 from ..data.images import expand_inputs
 from ..errors import DetrtError
 from ..models.load import LoadOptions
 from ..precision.config import PrecisionConfig
 from ..spec import parse_numbers, parse_size
-from .build import ONNX, OPENVINO
 from .options import TEXT, Given, comma_separated, command
 
-REPORT_TARGETS = (*TARGETS, OPENVINO, ONNX)
-_BACKENDS = {OPENVINO: "openvino", ONNX: "onnxruntime"}  # the others run with TensorRT
+REPORT_TARGETS = tuple(name for name, (_, build) in builds().items() if not build.from_checkpoint)
 
 Models = Annotated[list[str], typer.Argument(help="Checkpoints: hf:org/name, folders, ckpt:FILE, embedded:shapes.")]
 _COLUMNS = (
@@ -97,9 +96,10 @@ class ReportConfig:
     def bench(self, batch: int, *, evaluated: bool) -> BenchConfig:
         """What is measured of one bundle."""
         data = {"ground_truth": self.ground_truth, "images": self.images} if evaluated else {}
+        row, _ = builds()[self.target]
         return BenchConfig(
             batches=(batch,), size=self.size, repeats=self.repeats, warmup=10, scopes=("forward",),
-            backends=(_BACKENDS.get(self.target, "tensorrt"),), providers=("cpu",) if self.target == ONNX else (),
+            backends=(row.name,), providers=("cpu",) if row is GRAPH else (),
             prompt=self.prompt, **data,
         )  # fmt: skip
 
@@ -109,7 +109,7 @@ def report(
     models: Models,
     options: Given[ReportConfig],
     load: LoadOptions,
-    target: Annotated[str, typer.Option(help="tensorrt, tensorrt-rtx, openvino or onnx.")],
+    target: Annotated[str, typer.Option(help=f"{', '.join(REPORT_TARGETS)}.")],
     coco: Annotated[
         Path | None, typer.Option(help="COCO's folder, with annotations/instances_val2017.json and val2017/, for AP.")
     ] = None,

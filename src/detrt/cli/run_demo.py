@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -60,12 +61,12 @@ def run_demo(
     scenes: int = 8,
     load: LoadOptions | None = None,
     progress: StageProgress | None = None,
-    **targets: Any,
+    targets: Sequence[Any] = (),
 ) -> DemoReport:
     """Build the embedded detector into `output`, check it against PyTorch on drawn scenes, detect and draw; then ask
     the embedded prompted detector, in `output/phrases`, for things that were never named together in its training.
 
-    load: how both are read. targets: what is built of the embedded detector, as keywords of `build`.
+    load: how both are read. targets: what is built of the embedded detector, as `build` takes it.
 
     Raises:
         GateError: the exported graph does not detect what PyTorch detects. DetrtError: see `build`.
@@ -77,7 +78,7 @@ def run_demo(
         export=ExportConfig(),
         load=load,
         progress=progress,
-        **targets,
+        targets=targets,
     )
     stages = list(report.stages)
     start = time.perf_counter()
@@ -117,7 +118,7 @@ def _prompted(
     output: Path, load: LoadOptions | None, progress: StageProgress | None
 ) -> tuple[Path, tuple[str, ...], list[Stage]]:
     """The second half: the annotated image, the phrases that were found, and the stages."""
-    report = build(PROMPTED, output / "phrases", engines=(), load=load, progress=progress)
+    report = build(PROMPTED, output / "phrases", load=load, progress=progress)
     stages = [replace(stage, name=f"prompted: {stage.name}") for stage in report.stages if stage.name != "load"]
     start = time.perf_counter()
     image = draw_scene(PROMPT_SEED, size_hw=IMAGE_SIZE_HW).image

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..backends.openvino.config import OpenVinoConfig
-from ..backends.tensorrt.config import TARGETS, EngineConfig
+from ..backends.shared import SharedOptions, builds, configs_of
+from ..backends.targets import GRAPH
 from ..bench.measure import machine
 from ..bench.run import bench
 from ..errors import DetrtError, GateError, MissingPackageError, OutputError
@@ -19,12 +19,10 @@ from ..models.load import LoadOptions
 from ..pipeline import BuildReport, build
 from ..spec import Precision
 from ..system import StageProgress
-from .build import OPENVINO
 
 if TYPE_CHECKING:
     from .report import ReportConfig
 
-_KINDS = dict.fromkeys(TARGETS, "engine")  # the others are named after their target
 FAILED = "failed"
 
 
@@ -91,6 +89,8 @@ def _rows(
     model: str, precision: str, config: ReportConfig, load: LoadOptions, folder: Path, progress: StageProgress
 ) -> list[dict[str, Any]]:
     """A row for each batch size. The graph is exported once, and an engine built from it for each batch size."""
+    row, what = builds()[config.target]
+    by_batch = "batch" in what.takes
     stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", model).strip("-.") + "." + precision
     about = {"model": model, "precision": precision}
     height, width = config.size or (None, None)
@@ -103,8 +103,7 @@ def _rows(
             model,
             folder / stem,
             export=ExportConfig(height=height, width=width),
-            engines=(),
-            openvino=(OpenVinoConfig(),) if config.target == OPENVINO else (),
+            targets=() if by_batch or row is GRAPH else (config.target,),
             precision=config.precision(precision),
             load=load,
             progress=step,
@@ -117,11 +116,10 @@ def _rows(
     for number, batch in enumerate(config.batches):
         built = exported
         try:
-            if config.target in TARGETS:
+            if by_batch:
                 # The table shows both precisions; a slower one is a row, not a failure.
-                slower = config.target == "tensorrt" and precision == Precision.INT8
-                engine = EngineConfig(target=config.target, batch=(batch,) * 3, accept_slower=slower)
-                built = build(exported.bundle.folder, folder / f"{stem}.b{batch}", engines=(engine,), progress=step)
+                asked = SharedOptions((config.target,), batch=(batch,) * 3, keep_slower=precision == Precision.INT8)
+                built = build(exported.bundle.folder, folder / f"{stem}.b{batch}", targets=configs_of(asked), progress=step)
             measured = bench([str(built.bundle.folder)], config.bench(batch, evaluated=number == 0), step)["rows"]
             rows += [about | _measured(row, built, config) for row in measured]
         except MissingPackageError:
@@ -136,7 +134,7 @@ def _failure(error: DetrtError, batch: int) -> dict[str, Any]:
 
 
 def _measured(row: dict[str, Any], built: BuildReport, config: ReportConfig) -> dict[str, Any]:
-    kind = _KINDS.get(config.target, config.target)
+    kind = builds()[config.target][0].kind
     file = built.bundle.of_kind(kind)[0]
     weights = built.bundle.of_kind(f"{kind}-weights")  # OpenVINO keeps them in a file of their own
     found = {name: row[name] for name in ("backend", "batch", "height", "width", "p50_ms", "p90_ms", "images_per_s", "build_s")}
@@ -146,5 +144,5 @@ def _measured(row: dict[str, Any], built: BuildReport, config: ReportConfig) -> 
         "AP": row.get("AP"),
     }
     # What the build compared: an engine of this machine with its graph, an OpenVINO model with ONNX Runtime.
-    verdicts = [stage.verdict for stage in built.stages if stage.name in ("check tensorrt", OPENVINO)]
+    verdicts = [stage.verdict for stage in built.stages if stage.name in (f"check {config.target}", config.target)]
     return found | {"check": next(iter(verdicts), "")}

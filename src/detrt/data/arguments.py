@@ -81,13 +81,6 @@ def check_kind(value: Any, name: str, kind: type) -> None:
         raise refuse(name, f"a {kind.__name__}, such as {kind.__name__}()", value)
 
 
-def check_configs(value: Any, name: str, kind: type) -> None:
-    """Raise ArgumentError for what is no sequence of configurations of a class."""
-    one = value if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping)) else [value]
-    if one is not value or not all(isinstance(config, kind) for config in one):
-        raise refuse(name, f"a list of {kind.__name__}, such as [{kind.__name__}()]", value)
-
-
 def check_list(value: Any, name: str, what: str) -> None:
     """Raise ArgumentError for one object, or one text, where several are wanted. what: what the list is of, e.g. "of devices"."""
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):

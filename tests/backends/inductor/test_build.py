@@ -300,7 +300,7 @@ def bundle(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(temporary))
         build(
-            "random:yolos/tiny", folder, export=ExportConfig(height=64, width=96, check=False), engines=(), packages=(config,),
+            "random:yolos/tiny", folder, export=ExportConfig(height=64, width=96, check=False), targets=(config,),
             progress=lambda *step: seen.append(step),
         )  # fmt: skip
     assert any("compiling" in text for _, _, text in seen)

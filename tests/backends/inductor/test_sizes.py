@@ -11,11 +11,11 @@ import pytest
 from detrt.backends.inductor.config import InductorConfig, package_name
 from detrt.backends.inductor.session import SizedSession
 from detrt.backends.onnxruntime.session import OnnxSession
-from detrt.backends.tensorrt import EngineConfig
+from detrt.backends.shared import configs_of
 from detrt.bundle import Bundle
 from detrt.cli import main
-from detrt.cli.build import TargetOptions, _packages
-from detrt.cli.options import Given, SizeOptions, parse_sizes
+from detrt.cli.build import TargetOptions
+from detrt.cli.options import SizeOptions, parse_sizes
 from detrt.data.preprocess import nearest_size
 from detrt.detector import Detector
 from detrt.errors import DetrtError, EngineError, SessionError, SpecError
@@ -25,8 +25,8 @@ WIDE, TALL = (64, 96), (96, 64)
 
 
 def packages(size, target, device=()):
-    engine, package = Given(EngineConfig, {"batch": None, "timeout_seconds": None}), Given(InductorConfig, {})
-    return _packages(TargetOptions(target, device), SizeOptions(parse_sizes(size)), engine, package)
+    asked = TargetOptions(target, device).shared(SizeOptions(parse_sizes(size)), "model")
+    return [config for config in configs_of(asked) if isinstance(config, InductorConfig)]
 
 
 def test_several_sizes_become_several_packages():

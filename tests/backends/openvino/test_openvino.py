@@ -51,7 +51,7 @@ def folder(tmp_path_factory):
     """A bundle with an ONNX file and its OpenVINO model."""
     place = tmp_path_factory.mktemp("openvino")
     (place / "given.onnx").write_bytes(make_model(SPEC))
-    build(place / "given.onnx", place / "bundle", engines=(), openvino=(OpenVinoConfig(),))
+    build(place / "given.onnx", place / "bundle", targets=(OpenVinoConfig(),))
     record_speed(place / "bundle", None)  # the faster one of such small models may be either
     return place / "bundle"
 
@@ -214,19 +214,19 @@ def test_a_cpu_takes_the_backend_that_was_faster_on_it(folder, tmp_path, cli):
 @pytest.mark.slow
 def test_an_added_model_is_timed_beside_the_fused_graph(exported, tmp_path, monkeypatch):
     bundle = tmp_path / "bundle"
-    build(exported("embedded:shapes").path, bundle, engines=(), fuse_attention=True)
+    build(exported("embedded:shapes").path, bundle, targets=["onnx"])
     asked = []
     monkeypatch.setattr(builder, "run_child", lambda command, request, **options: asked.append(request) or 1 / 0)
     for choices, timed in ((OpenVinoConfig(), True), (OpenVinoConfig(performance="throughput"), False)):
         with pytest.raises(ZeroDivisionError):
-            build(bundle, engines=(), openvino=(choices,))
+            build(bundle, targets=(choices,))
         assert asked[-1]["timed"] is timed and asked[-1]["fused"] == str(bundle / "model.onnxruntime.onnx")
 
 
 @pytest.mark.slow
 def test_a_graph_that_onnx_runtime_cannot_run_is_compared(exported, tmp_path):
     path = exported("rt_detr_v2").path
-    build(path, tmp_path, engines=(), openvino=(OpenVinoConfig(),), precision=PrecisionConfig("bf16"))
+    build(path, tmp_path, targets=(OpenVinoConfig(),), precision=PrecisionConfig("bf16"))
     with pytest.raises(SessionError, match="its CPU has none for BF16"):
         open_session(tmp_path, backend="onnxruntime")
     assert Bundle.open(tmp_path).of_kind("openvino")[0].engine.cpu_speed is None
@@ -345,8 +345,7 @@ def test_refused_before_and_during_the_build(tmp_path):
         build(
             "random:rt_detr_v2/tiny",
             tmp_path / "out",
-            engines=(),
-            openvino=(OpenVinoConfig(),),
+            targets=(OpenVinoConfig(),),
             export=ExportConfig(msda="plugin"),
         )
 
@@ -378,7 +377,7 @@ def test_prompted_model_has_two(tmp_path):
     from text_models import write_text_model
 
     path = write_text_model(tmp_path / "given")
-    build(path, tmp_path / "bundle", engines=(), openvino=(OpenVinoConfig(),))
+    build(path, tmp_path / "bundle", targets=(OpenVinoConfig(),))
     assert [entry.path for entry in Bundle.open(tmp_path / "bundle").of_kind("text-openvino")] == ["text.openvino.xml"]
     images, found = [colour_image("red", "black", "blue")], {}
     for ref, backend in ((tmp_path / "bundle", "openvino"), (tmp_path / "bundle/model.openvino.xml", "auto"), (path, "auto")):
@@ -462,7 +461,7 @@ def test_commands(folder, tmp_path, cli):
     from PIL import Image
 
     grown = tmp_path / "grown"
-    build(folder / "model.onnx", grown, engines=())
+    build(folder / "model.onnx", grown)
     done = cli("build", grown, "--target", "openvino", "--performance", "throughput")
     assert done.code == 0, done.err
     assert Bundle.open(grown).of_kind("openvino")[0].engine.options["performance"] == "throughput"

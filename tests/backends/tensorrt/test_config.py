@@ -9,10 +9,11 @@ from engine_specs import EDGE, FIXED
 
 from detrt.backends.tensorrt import EngineConfig, config
 from detrt.backends.tensorrt import diagnose as explain
-from detrt.backends.tensorrt.config import DEFAULT_RTX_SMS, parse_sms, parse_triple
+from detrt.backends.tensorrt.config import DEFAULT_RTX_SMS, parse_sms
 from detrt.backends.tensorrt.profile import NetworkTensor, plan_profile
 from detrt.backends.tensorrt.worker import precision_of
-from detrt.errors import EngineError
+from detrt.errors import EngineError, SpecError
+from detrt.spec import parse_triple
 
 # ---- choices
 
@@ -21,7 +22,7 @@ def test_parse():
     assert parse_triple("1,4,8") == (1, 4, 8) and parse_triple(" 4 ") == (4, 4, 4)
     assert parse_sms("86,89") == parse_sms("sm_86, SM89") == parse_sms("8.6,8.9") == (86, 89)
     for text in ("", "1,2", "a", "1,,2", "-1", "1.5,2,3"):
-        with pytest.raises(EngineError, match="--height must be MIN,OPT,MAX"):
+        with pytest.raises(SpecError, match="--height must be MIN,OPT,MAX"):
             parse_triple(text, "--height")
     with pytest.raises(EngineError, match="such as 86,89, or current; got 'ada'"):
         parse_sms("ada")

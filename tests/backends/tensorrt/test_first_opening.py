@@ -33,7 +33,7 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def engine(tmp_path, monkeypatch):
     """A bundle with an engine that gives the graph's scores plus `wrong.shift`; `wrong.runs` of the engine."""
-    folder = build(write_onnx(tmp_path / "model.onnx"), tmp_path / "bundle", engines=()).bundle.folder
+    folder = build(write_onnx(tmp_path / "model.onnx"), tmp_path / "bundle").bundle.folder
     held = Bundle.open(folder)
     with OnnxSession(folder / "model.onnx", held.spec) as graph:
         inputs, outputs = graph.inputs, graph.outputs

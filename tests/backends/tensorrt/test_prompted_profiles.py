@@ -104,23 +104,22 @@ def test_a_prompt_outside_the_profile_is_named():
 
 
 def test_a_bundle_has_every_file_and_kind(tiny, tmp_path):
-    report = build("random:omdet_turbo/tiny", tmp_path / "b", engines=(), export=ExportConfig(check=False))
+    report = build("random:omdet_turbo/tiny", tmp_path / "b", export=ExportConfig(check=False))
     kinds = {"model.onnx": "onnx", "text.onnx": "text", "tokenizer.json": "tokenizer"}
     assert {f.path: f.kind for f in report.bundle.files} == kinds
-    again = build(tmp_path / "b" / "model.onnx", tmp_path / "c", engines=())
+    again = build(tmp_path / "b" / "model.onnx", tmp_path / "c")
     assert {f.path: (f.kind, f.sha256) for f in again.bundle.files} == {f.path: (f.kind, f.sha256) for f in report.bundle.files}
     with pytest.raises(SpecError, match="which has its own beside it"):
         build(
             tmp_path / "b" / "model.onnx",
             tmp_path / "d",
-            engines=(),
             tokenizer=tmp_path / "b" / "tokenizer.json",
         )
     for name in ("text.onnx", "tokenizer.json"):
         kept = (tmp_path / "b" / name).read_bytes()
         (tmp_path / "b" / name).unlink()
         with pytest.raises(SpecError, match=f"needs '{name}' beside it"):
-            build(tmp_path / "b" / "model.onnx", tmp_path / "d", engines=())
+            build(tmp_path / "b" / "model.onnx", tmp_path / "d")
         (tmp_path / "b" / name).write_bytes(kept)
     assert not (tmp_path / "d").exists()
 
@@ -146,14 +145,14 @@ def photographs(tmp_path):
 def test_calibration_asks_for_a_prompt(choices, message, photographs, tmp_path):
     types = PrecisionConfig(calibration=photographs, **choices)
     with pytest.raises(ExportError, match=message):
-        build("random:omdet_turbo/tiny", tmp_path / "b", engines=(), precision=types, export=ExportConfig(check=False))
+        build("random:omdet_turbo/tiny", tmp_path / "b", precision=types, export=ExportConfig(check=False))
     assert not (tmp_path / "b").exists()
 
 
 def test_a_prompt_is_for_models_that_take_one(photographs, tmp_path):
     types = PrecisionConfig(precision="fp16", calibration=photographs, prompt="red.")
     with pytest.raises(ExportError, match="this one has fixed classes; leave it out"):
-        build("random:yolos/tiny", tmp_path / "b", engines=(), precision=types, export=ExportConfig(check=False))
+        build("random:yolos/tiny", tmp_path / "b", precision=types, export=ExportConfig(check=False))
     with pytest.raises(GraphError, match="needs the images of --calibration"):
         PrecisionConfig(precision="fp16", prompt="red.")
 
@@ -173,8 +172,8 @@ def test_prompted_models_are_calibrated_with_their_prompt(name, low, photographs
     types = PrecisionConfig(
         low, calibration=photographs, prompt="red circle. blue square.", quantize_fraction=1.0, min_fraction=0.01
     )
-    exact = build(f"random:{name}/tiny", tmp_path / "a", engines=(), export=choices)
-    report = build(tmp_path / "a" / "model.onnx", tmp_path / "b", engines=(), precision=types)
+    exact = build(f"random:{name}/tiny", tmp_path / "a", export=choices)
+    report = build(tmp_path / "a" / "model.onnx", tmp_path / "b", precision=types)
     kept = report.bundle.provenance.options["precision"]
     assert kept["calibration_images"] == 2 and kept["prompt"] == "red circle. blue square." and kept["share"]["shares"][low] > 0
     ranges = json.loads((tmp_path / "b" / "ranges.json").read_text())["tensors"]
@@ -201,7 +200,7 @@ def test_prompted_models_are_calibrated_with_their_prompt(name, low, photographs
 @pytest.mark.slow
 def test_the_search_asks_for_the_prompt(photographs, tmp_path):
     """Candidates answer the prompt, the state is kept, and a budget that the whole graph keeps ends at once."""
-    build("random:grounding_dino/tiny", tmp_path / "a", engines=(), export=ExportConfig(check=False, height=96, width=128))
+    build("random:grounding_dino/tiny", tmp_path / "a", export=ExportConfig(check=False, height=96, width=128))
 
     def searched(allowed: float, folder: str) -> dict:
         types = PrecisionConfig(
@@ -214,7 +213,7 @@ def test_the_search_asks_for_the_prompt(photographs, tmp_path):
             min_fraction=0.01,
             state=tmp_path / "state.json",
         )
-        report = build(tmp_path / "a" / "model.onnx", tmp_path / folder, engines=(), precision=types)
+        report = build(tmp_path / "a" / "model.onnx", tmp_path / folder, precision=types)
         return report.bundle.provenance.options["precision"]["search"]
 
     whole = searched(10.0, "b")
@@ -248,7 +247,7 @@ def test_both_graphs_build(name, choices, tmp_path):
     sides = (56, 112, 224) if name == "sam3" else (64, 128, 256)
     config = EngineConfig(sms=(89,), **({} if name == "owlv2" else {"height": sides, "width": sides}))
     export = ExportConfig(check=False, **choices)
-    report = build(f"random:{name}/tiny", tmp_path / "b", engines=(config,), export=export)
+    report = build(f"random:{name}/tiny", tmp_path / "b", targets=(config,), export=export)
     found = {f.kind: f.path for f in report.bundle.files}
     assert found["engine"] == "model.tensorrt-rtx-sm89.engine"
     assert found["text-engine"] == "text.tensorrt-rtx-sm89.engine"
@@ -264,8 +263,8 @@ def test_a_low_precision_without_images(tmp_path):
     from detrt.data.scenes.scene import draw_scene
 
     image = draw_scene(PROMPT_SEED, size_hw=IMAGE_SIZE_HW).image
-    build("embedded:phrases", tmp_path / "fp32", engines=(), export=ExportConfig(check=False))
-    report = build(tmp_path / "fp32" / "model.onnx", tmp_path / "fp16", engines=(), precision=PrecisionConfig("fp16"))
+    build("embedded:phrases", tmp_path / "fp32", export=ExportConfig(check=False))
+    report = build(tmp_path / "fp32" / "model.onnx", tmp_path / "fp16", precision=PrecisionConfig("fp16"))
     assert report.bundle.spec.text is not None
     found = []
     for name in ("fp32", "fp16"):

@@ -17,7 +17,15 @@ TARGET = Target(
     suffixes=(".pt2",),
     devices=("cuda",),
     title="PyTorch's compiler",
-    builds=(Build("inductor", _HERE, device="cuda", from_checkpoint=True),),
+    builds=(
+        Build(
+            "inductor",
+            _HERE,
+            device="cuda",
+            from_checkpoint=True,
+            takes=("devices", "batch", "height", "width", "sizes", "timeout_seconds"),
+        ),
+    ),
     abilities=(_HERE,),
     native=NATIVE,
     sidecar=True,

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ... import files
 from ...models.load import RECORDED, check_unchanged
-from ...spec import Precision
+from ...spec import Precision, Triple
 from ..building import MODEL, Builder, BuildPlan, Stage, Work
+from ..shared import SharedOptions
 from .build import PackageSource, build_packages, check_packages
-from .config import InductorConfig
+from .config import DEVICES, InductorConfig
 
 
 class PackageBuilder(Builder):
     """Builds packages."""
+
+    def configs_for(self, asked: SharedOptions, make: Callable[..., InductorConfig]) -> list[InductorConfig]:
+        """One for each device and size."""
+        sides: list[tuple[Triple | None, Triple | None]] = [((height,) * 3, (width,) * 3) for height, width in asked.sizes]
+        shared = {"batch": asked.batch, "timeout_seconds": asked.timeout_seconds}
+        return [
+            make(device=device, height=height, width=width, **shared)
+            for device in asked.devices or DEVICES[:1]
+            for height, width in sides or [(asked.height, asked.width)]
+        ]
 
     def check(self, configs: Sequence[InductorConfig], plan: BuildPlan) -> None:
         check_packages(configs, plan.source, plan.export, plan.precision.precision)

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from ...errors import EngineError
-from ...spec import LARGEST_SIDE, Precision, TextSpec
-from ..tensorrt.config import LARGEST_BATCH, Triple
+from ...spec import LARGEST_BATCH, LARGEST_SIDE, Precision, TextSpec, Triple
 
 TARGET = "inductor"
 NATIVE = "machine code of PyTorch's compiler"

@@ -15,6 +15,6 @@ TARGET = Target(
     reads_load=True,
     takes_spec=True,
     title="ONNX Runtime",
-    builds=(Build("onnx"),),
+    builds=(Build("onnx", takes=("devices",)),),
     gpu_names=("onnxruntime-rtx",),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ... import files
@@ -13,8 +13,9 @@ from ...data.scenes.scene import draw_images
 from ...errors import SessionError
 from ...spec import ModelSpec, Precision
 from ..building import MODEL, Builder, BuildPlan, Stage, Work
+from ..shared import SharedOptions
 from .config import GraphConfig
-from .session import OnnxSession
+from .session import OnnxSession, require_provider
 
 FUSED = "model.onnxruntime.onnx"
 
@@ -22,8 +23,12 @@ FUSED = "model.onnxruntime.onnx"
 class OnnxBuilder(Builder):
     """Fuses attention, before other backends are timed beside ONNX Runtime, and tries the finished graph."""
 
+    def configs_for(self, asked: SharedOptions, make: Callable[..., GraphConfig]) -> list[GraphConfig]:
+        return [make(fuse_attention=True, try_devices=asked.devices)]
+
     def check(self, configs: Sequence[GraphConfig], plan: BuildPlan) -> None:
-        return
+        for device in (device for config in configs for device in config.try_devices):
+            require_provider(device)
 
     def adds(self, configs: Sequence[GraphConfig]) -> bool:
         return any(config.try_devices for config in configs)

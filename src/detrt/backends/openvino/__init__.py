@@ -16,7 +16,7 @@ TARGET = Target(
     devices=("cpu", "xpu", "npu"),
     tuning=("performance", "streams"),
     title="OpenVINO",
-    builds=(Build("openvino", _HERE),),
+    builds=(Build("openvino", _HERE, takes=("timeout_seconds",)),),
     abilities=(_HERE,),
     sidecar=True,
     placement="cpu",

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ...errors import EngineError, ExportError, MissingPackageError
 from ...spec import Precision
 from ..building import MODEL, Builder, BuildPlan, Work
+from ..shared import SharedOptions
 from .build import build_openvino, check_installed
 from .config import OpenVinoConfig, model_name
 
 
 class OpenVinoBuilder(Builder):
     """Builds the OpenVINO model of the detector, and the one of its text encoder."""
+
+    def configs_for(self, asked: SharedOptions, make: Callable[..., OpenVinoConfig]) -> list[OpenVinoConfig]:
+        return [make(timeout_seconds=asked.timeout_seconds)]
 
     def check(self, configs: Sequence[OpenVinoConfig], plan: BuildPlan) -> None:
         if len(configs) > 1:

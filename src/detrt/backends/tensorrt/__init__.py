@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _RTX, _CUDA = "tensorrt-rtx-cu13-bindings", "cuda-python"
 _RUN_RTX = Ability("run TensorRT-RTX engines", (_RTX, _CUDA), on_gpu=True, compute_capabilities=RTX_SMS)
 _TENSORRT = Ability("build and run TensorRT engines", ("tensorrt", _CUDA), on_gpu=True)
+_SHARED = ("batch", "height", "width", "timeout_seconds")
 
 TARGET = Target(
     name="tensorrt",
@@ -30,7 +31,7 @@ TARGET = Target(
     suffixes=(".engine", ".plan", ".trt"),
     devices=("cuda",),
     title="TensorRT",
-    builds=(Build("tensorrt-rtx", _RUN_RTX), Build("tensorrt", _TENSORRT)),
+    builds=(Build("tensorrt-rtx", _RUN_RTX, takes=_SHARED), Build("tensorrt", _TENSORRT, takes=_SHARED)),
     abilities=(
         Ability(
             "build TensorRT-RTX engines",

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ...bundle import EngineFacts, text_encoder_beside
 from ...errors import EngineError, ExportError, GateError, MissingPackageError
 from ...models.families import Family
 from ...spec import PIXEL_VALUES, Precision
 from ..building import MODEL, Builder, BuildPlan, Work
+from ..shared import SharedOptions
 from .bindings import check_installed
 from .build import build_engine, check_sms, runs_here
 from .config import EngineConfig
@@ -23,6 +25,14 @@ LEAST_INT8_KERNELS = 0.5
 
 class EngineBuilder(Builder):
     """Builds engines, and that of the text encoder beside each."""
+
+    def configs_for(self, asked: SharedOptions, make: Callable[..., EngineConfig]) -> list[EngineConfig]:
+        """One for each target; where there are both, without the choices that are for the other one."""
+        fields = {name: getattr(asked, name) for name in ("batch", "height", "width", "timeout_seconds")}
+        if asked.keep_slower and asked.names == ("tensorrt",):
+            fields["accept_slower"] = True
+        others: dict[str, dict[str, Any]] = {"tensorrt-rtx": {"timing_cache": None, "plugins": ()}, "tensorrt": {"sms": ()}}
+        return [make(target=name, **fields, **(others[name] if len(asked.names) > 1 else {})) for name in asked.names]
 
     def resolved(self, configs: Sequence[EngineConfig], plan: BuildPlan) -> Sequence[EngineConfig]:
         return [replace(config, tf32=True) for config in configs] if plan.precision.precision == Precision.TF32 else configs

@@ -9,33 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import EngineError
-from ...spec import LARGEST_SIDE
+from ...spec import LARGEST_BATCH, LARGEST_SIDE, Triple
 from ...system import compute_capabilities_here
 
 TARGETS = ("tensorrt-rtx", "tensorrt")
-BUILDERS = (*TARGETS, "inductor")  # targets that compile the model
 RTX_SMS = (75, 80, 86, 89, 120, 121)
 # One TensorRT-RTX engine serves all of these for eight more bytes each. 75 (Turing) is left out because
 # TensorRT-RTX has no FP32 matrix product for it, so that an FP32 model would not build at all.
 DEFAULT_RTX_SMS = (80, 86, 89, 120, 121)
 DEFAULT_BATCH = (1, 1, 8)
 HARDWARE_COMPATIBILITIES = ("none", "ampere_plus", "same_compute_capability")
-LARGEST_BATCH = 4096
-
-Triple = tuple[int, int, int]
-
-
-def parse_triple(text: str, flag: str = "--batch") -> Triple:
-    """ "1,4,8" -> (1, 4, 8), the min, opt and max of an axis; "4" -> (4, 4, 4). flag: the option that has it.
-
-    Raises:
-        EngineError: not one or three whole numbers.
-    """
-    parts = [part.strip() for part in text.split(",")]
-    if len(parts) not in (1, 3) or not all(part.isdecimal() for part in parts):
-        raise EngineError(f"{flag} must be MIN,OPT,MAX such as 1,4,8, or one number such as 4; got {text!r}")
-    numbers = [int(part) for part in parts]
-    return (numbers[0], numbers[0], numbers[0]) if len(numbers) == 1 else (numbers[0], numbers[1], numbers[2])
 
 
 def parse_sms(text: str) -> tuple[int, ...]:
@@ -98,15 +81,7 @@ class EngineConfig:
             "needs": {"target": ("tensorrt-rtx",)},
         },
     )
-    batch: Triple | None = field(
-        default=None,
-        metadata={
-            "help": "Batch size: one, or MIN,OPT,MAX; default 1,1,8.",
-            "panel": "Size",
-            "parse": parse_triple,
-            "needs": {"target": BUILDERS},
-        },
-    )
+    batch: Triple | None = None
     height: Triple | None = None
     width: Triple | None = None
     optimization_level: int = field(
@@ -130,15 +105,7 @@ class EngineConfig:
             "needs": {"target": ("tensorrt",)},
         },
     )
-    timeout_seconds: float | None = field(
-        default=None,
-        metadata={
-            "help": "Longest time of one engine or package build, seconds.",
-            "panel": "Engine",
-            "flag": "--timeout",
-            "needs": {"target": (*BUILDERS, "openvino")},
-        },
-    )
+    timeout_seconds: float | None = None
     accept_slower: bool = field(
         default=False,
         metadata={

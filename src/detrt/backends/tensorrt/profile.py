@@ -27,8 +27,9 @@ from ...spec import (
     InputSpec,
     ModelSpec,
     TextSpec,
+    Triple,
 )
-from .config import DEFAULT_BATCH, EngineConfig, Triple
+from .config import DEFAULT_BATCH, EngineConfig
 
 Profile = dict[str, dict[str, list[int]]]
 
