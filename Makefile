@@ -11,7 +11,7 @@ DOCS := build/docs-venv
 # The installation compiles no bytecode: without files of it every process would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test triton test-fast test-slow test-transformers test-torchvision test-lowest setup lint docs wheel clean cpp-early cpp-setup cpp-sanitize cpp-build cpp-check cpp-test cpp-test-slow cpp-aarch64
+.PHONY: demo test triton test-fast test-slow test-transformers test-torchvision test-lowest setup lint docs wheel clean cpp-early cpp-setup cpp-sanitize cpp-build cpp-check cpp-test cpp-test-slow cpp-tsan cpp-aarch64
 
 demo: setup
 	$(BIN)/detrt demo -o demo --target tensorrt-rtx
@@ -111,6 +111,17 @@ cpp-check: cpp-build
 
 cpp-test: cpp-setup cpp-check
 	$(BIN)/python -m pytest tests/cpp
+
+# Eight threads on one detector and on one each, under ThreadSanitizer: the unit tests, and the C program with a real model. What OpenVINO
+# does in itself is not instrumented, and left out; its thread library refuses sanitizers unless it is told.
+TSAN := $(CPP_BUILD)/sanitize-threads
+
+cpp-tsan: setup cpp-setup
+	cmake -S cpp --preset sanitize-threads >/dev/null && cmake --build $(TSAN)
+	$(TSAN)/tests/detrt-tests
+	$(BIN)/detrt demo-data $(TSAN)/scenes --count 1
+	$(BIN)/detrt build embedded:shapes --no-masks -o $(TSAN)/shapes --target openvino
+	TBB_ENABLE_SANITIZERS=1 TSAN_OPTIONS=ignore_noninstrumented_modules=1 $(TSAN)/tests/detrt-c $(TSAN)/shapes $(TSAN)/scenes/images/000001.jpg 8
 
 # For Jetson: libdetrt, detrt-run and their unit tests for aarch64, which run under qemu (docs/guide/jetson.md names the packages).
 cpp-aarch64:

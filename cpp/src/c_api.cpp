@@ -85,6 +85,7 @@ detrt_status detrt_open(const char* bundle, const detrt_options* options, detrt_
         chosen.classes = detrt::split_classes(options->classes);
       chosen.prompt = options->prompt == nullptr ? "" : options->prompt;
       chosen.session.backend = options->backend == nullptr ? "auto" : options->backend;
+      chosen.session.trust_code = options->trust_code != 0;
       chosen.session.device = options->device == nullptr ? "auto" : options->device;
     }
     *detector = new detrt_detector{detrt::Detector::open(bundle, chosen)};

@@ -36,6 +36,7 @@ typedef struct detrt_options {
   const char* prompt;     /* file of `detrt encode-prompt`; NULL: none */
   const char* backend;    /* NULL: "auto" */
   const char* device;     /* NULL: "auto"; "cpu", "cuda", "cuda:1" */
+  int32_t trust_code;     /* 1: native code of a bundle that was built elsewhere may run; 0: unless DETRT_TRUST_REMOTE_CODE=1 */
 } detrt_options;
 
 typedef struct detrt_detection {
