@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import pickle
 import socket
+import subprocess
+import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -79,3 +82,23 @@ def test_what_was_received_is_not_copied():
     text = pickle.dumps(body, protocol=5, buffer_callback=buffers.append)
     received = Bulk(buffers[0].raw())
     assert pickle.loads(text, buffers=[received]) is received
+
+
+def test_a_worker_that_never_ends_ends_with_its_parent():
+    ours, theirs = socket.socketpair()
+    code = (
+        "import sys, detrt.backends.worker_process as worker\n"
+        "def work(channel):\n"
+        "    channel.send('begun')\n"
+        "    while True: pass\n"
+        "worker._EXIT_SECONDS = 0.2\n"
+        "worker.work_for_parent(int(sys.argv[1]), work)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(theirs.fileno())], pass_fds=[theirs.fileno()]) as process:
+        theirs.close()
+        channel = Channel(ours)
+        assert channel.receive() == "begun"
+        time.sleep(0.5)
+        assert process.poll() is None
+        channel.close()
+        assert process.wait(30) == 1

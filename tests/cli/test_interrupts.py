@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
 from cli_support import COMMAND, cli, place, snapshot  # noqa: F401 - fixtures
 from engine_graphs import rtx
+from onnx_models import endless_model, make_spec
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc to see child processes")
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
@@ -125,6 +126,32 @@ def test_ctrl_c_during_detect(place):
     flag.unlink()
     check(process, out, err, signal.SIGINT)
     assert snapshot(place) == before
+
+
+@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 2), (signal.SIGTERM, 1)])
+def test_a_model_that_never_ends(place, number, times):
+    """A second signal ends it at once, and one alone after a while, which is short here."""
+    (place / "endless.onnx").write_bytes(endless_model(make_spec()))
+    hook = (
+        "import sys, detrt.detector as stage; from pathlib import Path; from detrt.cli import main\n"
+        "real = stage.Detector.submit\n"
+        "def submit(*given): Path('in/running').touch(); return real(*given)\n"
+        "stage.Detector.submit = submit\n"
+        "sys.modules['detrt.cli.stopping']._GRACE_S = float(sys.argv.pop(1))\n"
+        "sys.exit(main())"
+    )
+    command = [sys.executable, "-c", hook, "60" if times == 2 else "0.5", "detect", "endless.onnx", "in", "--json", "found.jsonl"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not (place / "in" / "running").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    time.sleep(0.3)
+    for _ in range(times):
+        process.send_signal(number)
+        time.sleep(0.1)
+    out, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == CODES[number] and out == "" and "Traceback" not in err
+    assert err.splitlines()[-1].startswith("detrt: stopped while a model ran that did not end")
 
 
 def test_kill_leaves_only_a_hidden_temporary_folder(cli, place):

@@ -277,7 +277,10 @@ def test_a_program_in_c_and_its_threads(build, bundle, photos, tmp_path):
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("needs cc, a compiler for C")
-    program, library = tmp_path / "program", ["-I", ROOT / "cpp/include", "-L", build, "-ldetrt", f"-Wl,-rpath,{build}", "-pthread"]
+    program, library = (
+        tmp_path / "program",
+        ["-I", ROOT / "cpp/include", "-L", build, "-ldetrt", f"-Wl,-rpath,{build}", "-pthread"],
+    )
     flags = ["-std=c99", "-D_POSIX_C_SOURCE=200809L", "-pedantic", "-Wall", "-Wextra", "-Werror"]
     made = run(compiler, *flags, "-o", program, ROOT / "cpp/tests/c_program.c", *library)
     assert made.returncode == 0, made.stderr

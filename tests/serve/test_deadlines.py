@@ -18,6 +18,7 @@ httpx = pytest.importorskip("httpx", reason="needs the 'dev' extra")
 pytest.importorskip("fastapi", reason="needs the 'serve' extra")
 
 from cli_support import COMMAND, write_onnx
+from onnx_models import endless_model, make_spec
 from serve_support import Server, in_base64, png, together
 from slow_images import SLOW, qoi
 from text_models import write_text_bundle
@@ -115,6 +116,17 @@ def worker_of(process: subprocess.Popen) -> psutil.Process | None:
     with contextlib.suppress(psutil.Error):  # one that ends meanwhile
         return next((p for p in psutil.Process(process.pid).children() if "detrt.serve.worker" in p.cmdline()), None)
     return None
+
+
+@pytest.mark.slow
+def test_a_model_that_never_ends(tmp_path):
+    path = tmp_path / "endless.onnx"
+    path.write_bytes(endless_model(make_spec()))
+    with Server(path, "--workers", 1) as running:
+        (worker,) = running.workers()
+        assert post(running, IMAGE, timeout_ms=1500).status_code == 408
+        assert post(running, png(np.zeros((8, 12, 3), np.uint8))).status_code == 200
+        assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.slow

@@ -99,3 +99,28 @@ def ranked_model(spec: ModelSpec, scores: Sequence[float], step: float = 1.0) ->
     )
     onnx.checker.check_model(model)
     return model.SerializeToString()
+
+
+def endless_model(spec: ModelSpec) -> bytes:
+    """`make_model` that repeats its last step a million million times for each level of the brightest pixel: it ends for black images only."""
+    model = onnx.load_from_string(make_model(spec))
+    next(node for node in model.graph.node if "logits" in node.output).output[0] = "found"
+    value = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Identity", ["held"], ["kept"])],
+        "body",
+        [value("i", TensorProto.INT64, []), value("go", TensorProto.BOOL, []), value("held", TensorProto.FLOAT, None)],
+        [value("on", TensorProto.BOOL, []), value("kept", TensorProto.FLOAT, None)],
+    )
+    constants = {"many": np.array(10**12), "yes": np.array(True)}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
+    model.graph.node.extend(
+        [
+            helper.make_node("ReduceMax", ["pixels"], ["brightest"], keepdims=0),
+            helper.make_node("Cast", ["brightest"], ["level"], to=TensorProto.INT64),
+            helper.make_node("Mul", ["level", "many"], ["times"]),
+            helper.make_node("Loop", ["times", "yes", "found"], ["logits"], body=body),
+        ]
+    )
+    onnx.checker.check_model(model)
+    return model.SerializeToString()

@@ -14,6 +14,7 @@ import contextlib
 import os
 import pickle
 import queue
+import select
 import signal
 import socket
 import struct
@@ -268,6 +269,7 @@ def work_for_parent(descriptor: int, work: Callable[[Channel], None], *, ignored
     lose_unwritten_messages()
     sys.stdout = sys.stderr
     os.set_inheritable(descriptor, False)
+    threading.Thread(target=_end_with_parent, args=(os.dup(descriptor),), name="detrt-parent", daemon=True).start()
     channel = Channel(socket.socket(fileno=descriptor))
     try:
         work(channel)
@@ -276,6 +278,16 @@ def work_for_parent(descriptor: int, work: Callable[[Channel], None], *, ignored
     except Exception as error:
         with contextlib.suppress(OSError):
             channel.send(Failed.of(error))
+
+
+def _end_with_parent(connection: int) -> None:
+    """In a thread of the worker: end the process where its parent has gone and it does not end by itself, such as in a model that never ends."""
+    if hasattr(select, "poll"):
+        poll = select.poll()
+        poll.register(connection, 0)  # that the other end is closed is told always
+        poll.poll()
+        time.sleep(_EXIT_SECONDS)
+        os._exit(1)
 
 
 def answer_ahead(

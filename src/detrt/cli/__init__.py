@@ -7,14 +7,11 @@ import errno
 import importlib
 import os
 import re
-import signal
 import sys
-import threading
 import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -22,9 +19,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from .. import files
 from ..errors import DetrtError, missing_package, printable
+from .stopping import INTERRUPTED, TERMINATED, Terminated, stopping
 from .streams import drop_unwritten, give_stdout_a_sink, open_streams
 
-_INTERRUPTED = 130
 _LINES = "\n\t"  # of messages
 # Each command: module and function, and the first line of its help. `detrt --help` shows the line without the module.
 _COMMANDS = {
@@ -158,7 +155,7 @@ def main(arguments: list[str] | None = None) -> int:
     Anything that is not a DetrtError is a bug and leaves with its traceback (exit code 1).
     """
     try:
-        with _stop_cleanly(), warnings.catch_warnings():
+        with stopping(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="max_detections ", category=UserWarning)  # a note says it
             open_streams()
             result = app(arguments if arguments is not None else sys.argv[1:], prog_name="detrt", standalone_mode=False)
@@ -169,9 +166,9 @@ def main(arguments: list[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return _stopped()
-    except _Terminated:
+    except Terminated:
         print("detrt: terminated; nothing half-written was left", file=sys.stderr)
-        return 143
+        return TERMINATED
     except MemoryError as error:
         print(
             f"detrt: not enough memory ({error or 'no details'}); use a smaller size or batch, or a machine with more",
@@ -200,8 +197,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except (typer.Abort, typer.Exit) as error:
         # What typer makes of Ctrl-C: Abort in older versions, Exit(130) in newer ones.
-        code = getattr(error, "exit_code", _INTERRUPTED)
-        return _stopped() if code == _INTERRUPTED else code
+        code = getattr(error, "exit_code", INTERRUPTED)
+        return _stopped() if code == INTERRUPTED else code
     except ModuleNotFoundError as error:
         missing = missing_package(error, " ".join(["detrt", *(arguments or sys.argv[1:])[:1]]))
         if missing is None:
@@ -214,7 +211,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         print(f"detrt: {_usage_error(error, arguments or sys.argv[1:])}", file=sys.stderr)
         return 2
-    return _stopped() if result == _INTERRUPTED else result if isinstance(result, int) else 0
+    return _stopped() if result == INTERRUPTED else result if isinstance(result, int) else 0
 
 
 _NO_COMMAND = re.compile(r"No such command '([^']*)'")
@@ -255,25 +252,4 @@ def _options_of(command: str) -> list[str]:
 
 def _stopped() -> int:
     print("detrt: stopped; nothing half-written was left", file=sys.stderr)
-    return _INTERRUPTED
-
-
-class _Terminated(BaseException):
-    """SIGTERM, as an exception: a BaseException, so that it is cleaned up after like Ctrl-C."""
-
-
-@contextlib.contextmanager
-def _stop_cleanly() -> Iterator[None]:
-    """Let SIGTERM unwind the stack, which removes temporary files and ends the builder process."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise _Terminated
-
-    if threading.current_thread() is not threading.main_thread():  # only it may set handlers
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    return INTERRUPTED

@@ -1,0 +1,80 @@
+"""Ctrl-C and SIGTERM: the stack is unwound, which removes what was begun; and a process in a model that never ends is ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+INTERRUPTED, TERMINATED = 130, 143
+_GRACE_S = 10.0  # Python hears of a signal between two runs of a model, and a graph may need any time
+
+
+class Terminated(BaseException):
+    """SIGTERM, as an exception: a BaseException, so that it is cleaned up after like Ctrl-C."""
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[None]:
+    """Let SIGTERM unwind the stack as Ctrl-C does. Where neither is heard for ten seconds, or comes again meanwhile, the process ends at once."""
+    if threading.current_thread() is not threading.main_thread():  # only it may set handlers
+        yield
+        return
+    heard = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        heard.set()
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise Terminated
+
+    # A shell has SIGINT ignored in what it runs in the background.
+    numbers = [signal.SIGTERM] + [signal.SIGINT] * (signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        with _ending_unheard(heard, set(numbers)):
+            yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _ending_unheard(heard: threading.Event, numbers: set[int]) -> Iterator[None]:
+    if os.name != "posix":  # Windows takes sockets only, and stops its consoles otherwise
+        yield
+        return
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)  # written at once, while native code runs
+
+    def watch() -> None:
+        came = False
+        while number := os.read(reading, 1):
+            if number[0] not in numbers or heard.is_set():
+                continue
+            if came:
+                end(number[0])
+            came = True
+            threading.Thread(target=end_later, args=(number[0],), name="detrt-end", daemon=True).start()
+        os.close(reading)
+
+    def end_later(number: int) -> None:
+        if not heard.wait(_GRACE_S):
+            end(number)
+
+    def end(number: int) -> None:
+        print("detrt: stopped while a model ran that did not end; the next command removes hidden files", file=sys.stderr)
+        os._exit(INTERRUPTED if number == signal.SIGINT else TERMINATED)
+
+    threading.Thread(target=watch, name="detrt-signals", daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        heard.set()
+        os.close(writing)
