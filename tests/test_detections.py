@@ -49,9 +49,9 @@ def test_equality():
     assert masks != Masks(masks.counts, (40, 30))
 
 
-@pytest.mark.parametrize("index", [0, [0.5], "x", None, [[0], [1]]], ids=repr)
+@pytest.mark.parametrize("index", [0.5, [0.5], "x", None, [[0], [1]], False], ids=repr)
 def test_indices_that_select_no_detections(index):
-    with pytest.raises(TypeError, match=r"e.g. detections\[3:4\]; .*; got"):
+    with pytest.raises(TypeError, match=r"detections.scores > 0.5\]; .*; got"):
         THREE[index]
 
 
@@ -72,11 +72,38 @@ def test_selecting(index, expected):
     assert picked.labels == expected and len(picked) == len(expected) and picked.image_size_hw == (30, 40)
 
 
-def test_selecting_one_needs_a_slice():
-    with pytest.raises(TypeError, match=r"\[3:4\]"):
-        THREE[0]
-    with pytest.raises(IndexError):
-        THREE[[7]]
+def test_one_by_one():
+    first, *_, last = THREE
+    assert (first.label, first.class_id, first.score) == ("dog", 3, pytest.approx(0.9)) and last.box.tolist() == [1, 2, 3.5, 4]
+    assert THREE[0].label == "dog" == THREE[-1].label and THREE[np.int64(1)].label == "cat" and first.mask is None
+    assert [one.track_id for one in replace(THREE, track_ids=np.array([4, -1, 0]))] == [4, None, 0]
+    pixels = np.zeros((3, 30, 40), bool)
+    pixels[1, 2:4, 5:9] = True
+    masked = replace(THREE, masks=Masks.from_array(pixels))
+    assert all(np.array_equal(one.mask, mask) for one, mask in zip(masked, pixels, strict=True))
+    for wrong in (3, -4, [7]):
+        with pytest.raises(IndexError):
+            THREE[wrong]
+
+
+def test_yolo_labels():
+    """As the definition has them: centre and size as fractions of width and height."""
+    text = THREE.to_yolo()
+    rows = np.array([line.split() for line in text.splitlines()], float)
+    width, height = 40, 30
+    x, y, w, h = (rows[:, 1:] * (width, height, width, height)).T
+    assert np.allclose(np.stack([x - w / 2, y - h / 2, x + w / 2, y + h / 2], 1), THREE.boxes_xyxy, atol=1e-4)
+    assert rows[:, 0].tolist() == [3, 1, 3] and THREE[:0].to_yolo() == ""
+    assert np.array([line.split() for line in THREE.to_yolo(scores=True).splitlines()], float)[:, 5] == pytest.approx(
+        [0.9, 0.5, 0.25]
+    )
+
+
+def test_dataframe():
+    pytest.importorskip("pandas", reason="needs the 'pandas' extra")
+    table = replace(THREE, track_ids=np.array([4, -1, 0])).to_dataframe()
+    assert list(table.columns) == ["label", "class_id", "score", "x0", "y0", "x1", "y1", "track_id"]
+    assert table[table.label == "dog"].x1.tolist() == [10, 3.5] and len(THREE[:0].to_dataframe()) == 0
 
 
 def test_to_list_and_coco():

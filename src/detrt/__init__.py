@@ -76,6 +76,17 @@ __all__ = [
     "verify",
 ]
 
+_OPEN = "type: from detrt import Detector; detector = Detector('bundle')"
+# First lines of other libraries -> what to type here.
+_ELSEWHERE = {
+    **dict.fromkeys(("YOLO", "RTDETR", "get_model", "load_model", "LibreYOLO", "AutoModelForObjectDetection"), _OPEN),
+    **dict.fromkeys(("RFDETRBase", "RFDETRNano", "RFDETRSmall", "RFDETRMedium", "RFDETRLarge", "RFDETRSegPreview"), _OPEN),
+    "InferencePipeline": f"{_OPEN}; for found in detector.stream('rtsp://camera'): ...",
+    "InferenceSlicer": "detections become supervision's by found.to_supervision()",
+    "ByteTrack": "type: detector.stream('video.mp4', track=True)",
+    "evaluate": "type: from detrt.evaluation.coco import evaluate_coco, or in a shell: detrt eval",
+}
+
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
@@ -86,6 +97,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
         globals()[name] = value
         return value
+    if name in _ELSEWHERE:  # an AttributeError would lose its text in `from detrt import ...`
+        raise ImportError(f"detrt has no {name}; {_ELSEWHERE[name]}")
     raise AttributeError(f"module 'detrt' has no attribute {name!r}")
 
 

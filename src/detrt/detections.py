@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,9 @@ from numpy.typing import NDArray
 from .errors import MissingPackageError
 
 if TYPE_CHECKING:
+    import pandas
     import supervision
+    from typing_extensions import Self
 
 
 def cxcywh_to_xyxy(boxes: NDArray) -> NDArray:
@@ -154,8 +157,52 @@ def mask_iou(a: Masks, b: Masks) -> NDArray[np.float64]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Detection:
+    """One object of an image.
+
+    box: (4,) float32 x0, y0, x1, y1 in pixels of the original image. score: 0 to 1. class_id, label: number and name of its class.
+    track_id: of a tracked frame, None where it has none yet.
+    """
+
+    box: NDArray[np.float32]
+    score: float
+    class_id: int
+    label: str
+    track_id: int | None = None
+    masks: Masks | None = None
+
+    @property
+    def mask(self) -> NDArray[np.bool_] | None:
+        """(height, width) pixels of the object; None of models that give boxes alone."""
+        return None if self.masks is None else self.masks.to_array()[0]
+
+
+# What other libraries call it -> what to type here.
+_ELSEWHERE = {
+    **dict.fromkeys(("xyxy", "boxes", "bbox"), "boxes_xyxy"),
+    **dict.fromkeys(("confidence", "conf", "confidences"), "scores"),
+    **dict.fromkeys(("class_id", "cls"), "class_ids"),
+    **dict.fromkeys(("tracker_id", "track_id", "id"), "track_ids"),
+    **dict.fromkeys(("class_name", "names", "class_names"), "labels"),
+    **dict.fromkeys(("orig_shape", "resolution_wh"), "image_size_hw"),
+    **dict.fromkeys(("orig_img", "orig_image"), "image"),
+    **dict.fromkeys(("to_df", "pandas", "to_pandas"), "to_dataframe()"),
+    **dict.fromkeys(("tojson", "to_json", "summary", "predictions", "json"), "to_list()"),
+    **dict.fromkeys(("save_txt", "to_txt"), "to_yolo()"),
+    **dict.fromkeys(("save_crop", "crops"), "crop()"),
+    **dict.fromkeys(("show", "render", "annotate"), "plot().show()"),
+    **dict.fromkeys(("mask", "xy"), "masks.to_array()"),
+    **dict.fromkeys(("area",), "masks.areas"),
+    **dict.fromkeys(("cpu", "numpy", "cuda", "detach"), "boxes_xyxy and scores, which are NumPy arrays"),
+    **dict.fromkeys(("with_nms", "nms"), "the detections as they are: detectors of the DETR family need no NMS"),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Detections:
     """What was found in one image: parallel arrays, best score first, or in reading order where the model tells it.
+
+    Iterating gives a `Detection` for each object.
 
     boxes_xyxy: (n, 4) float32, pixels of the original image, inside it.
     scores: (n,) float32 in 0..1. class_ids: (n,) int64. labels: n class names.
@@ -212,33 +259,64 @@ class Detections:
         """Whether everything is the same, to the last bit."""
         if not isinstance(other, Detections):
             return NotImplemented
-        return all(_equal(getattr(self, one.name), getattr(other, one.name)) for one in fields(self))
+        return all(_equal(getattr(self, one.name), getattr(other, one.name)) for one in fields(Detections))
 
-    def __getitem__(self, index: slice | Sequence[int] | NDArray) -> Detections:
-        """Select by slice, boolean mask or indices. Raises TypeError for anything else, IndexError for what is not there."""
+    def __getattr__(self, name: str) -> Any:
+        hint = f"; use {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
+
+    def __iter__(self) -> Iterator[Detection]:
+        return map(self._one, range(len(self)))
+
+    def _one(self, index: int) -> Detection:
+        track = -1 if self.track_ids is None else int(self.track_ids[index])
+        return Detection(
+            self.boxes_xyxy[index],
+            float(self.scores[index]),
+            int(self.class_ids[index]),
+            self.labels[index],
+            None if track < 0 else track,
+            None if self.masks is None else self.masks.take([index]),
+        )
+
+    @overload
+    def __getitem__(self, index: int) -> Detection: ...
+
+    @overload
+    def __getitem__(self, index: slice | Sequence[int] | Sequence[bool] | NDArray) -> Self: ...
+
+    def __getitem__(self, index: int | slice | Sequence[int] | Sequence[bool] | NDArray) -> Detection | Self:
+        """The object at an integer; those of a slice, a boolean mask or a list of indices.
+
+        Raises:
+            TypeError: anything else. IndexError: what is not there.
+        """
+        if not isinstance(index, (slice, bool, np.bool_)) and hasattr(index, "__index__") and not np.ndim(index):
+            number = operator.index(index)
+            if not -len(self) <= number < len(self):
+                raise IndexError(f"there is no detection {number}; there are {len(self)}, from 0")
+            return self._one(number % len(self))
         if not isinstance(index, slice):
             index = np.asarray(index)
             if index.ndim != 1 or (index.size and index.dtype.kind not in "bui"):
                 raise TypeError(
-                    "select detections with a slice, a mask or a list of indices, e.g. detections[3:4]; detections.to_list() has a "
-                    f"dict for each; got {type(index[()]).__name__ if index.ndim == 0 else f'{index.dtype} {index.shape}'}"
+                    "select detections with an integer, a slice, a mask or a list of indices, e.g. detections[detections.scores > 0.5]; "
+                    "by class: detections[[label == 'person' for label in detections.labels]]; "
+                    f"got {type(index[()]).__name__ if index.ndim == 0 else f'{index.dtype} {index.shape}'}"
                 )
             if index.dtype != bool:
                 index = index.astype(np.int64)
         picked = np.arange(len(self))[index]
-        return Detections(
-            self.boxes_xyxy[picked],
-            self.scores[picked],
-            self.class_ids[picked],
-            tuple(self.labels[i] for i in picked),
-            self.image_size_hw,
-            None if self.phrase_spans is None else tuple(self.phrase_spans[i] for i in picked),
-            self.prompt,
-            None if self.masks is None else self.masks.take(picked),
-            None if self.track_ids is None else self.track_ids[picked],
-            None if self.reading_order is None else self.reading_order[picked],
-            None if self.quads is None else self.quads[picked],
-        )
+        changes: dict[str, Any] = {}
+        for one in fields(Detections):
+            value = getattr(self, one.name)
+            if isinstance(value, Masks):
+                changes[one.name] = value.take(picked)
+            elif isinstance(value, np.ndarray):
+                changes[one.name] = value[picked]
+            elif one.name in ("labels", "phrase_spans") and value is not None:
+                changes[one.name] = tuple(value[i] for i in picked)
+        return replace(self, **changes)
 
     def extra_columns(self) -> dict[str, list[Any]]:
         """What there is beside boxes, scores and classes, in JSON form: a value for each detection, by its key in `to_list`."""
@@ -271,7 +349,38 @@ class Detections:
             row["track_id"] = None if track < 0 else track
         return rows
 
-    def to_coco(self, image_id: int | str, category_ids: Mapping[int, int] | None = None) -> list[dict[str, Any]]:
+    def to_yolo(self, *, scores: bool = False) -> str:
+        """The text of a YOLO label file: a line for each object, `class_id x y width height`, centre and size as fractions of the image.
+
+        scores: add the score behind them.
+        """
+        height, width = self.image_size_hw
+        low, high = self.boxes_xyxy[:, :2].astype(np.float64), self.boxes_xyxy[:, 2:].astype(np.float64)
+        boxes = np.hstack([(low + high) / 2, high - low]) / (width, height, width, height)
+        lines = []
+        for class_id, box, score in zip(self.class_ids.tolist(), boxes.tolist(), self.scores.tolist(), strict=True):
+            numbers = [*box, score] if scores else box
+            lines.append(" ".join([str(class_id), *(f"{number:.6f}" for number in numbers)]) + "\n")
+        return "".join(lines)
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """A row for each object: label, class_id, score, x0, y0, x1, y1 in pixels; track_id and reading_order where there are some.
+
+        Raises:
+            MissingPackageError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise MissingPackageError("pandas", "pandas", "Detections.to_dataframe") from None
+        columns: dict[str, Any] = {"label": list(self.labels), "class_id": self.class_ids, "score": self.scores}
+        columns |= dict(zip(("x0", "y0", "x1", "y1"), self.boxes_xyxy.T, strict=True))
+        for name, values in (("track_id", self.track_ids), ("reading_order", self.reading_order)):
+            if values is not None:
+                columns[name] = values
+        return pandas.DataFrame(columns)
+
+    def to_coco(self, image_id: int | str = 1, category_ids: Mapping[int, int] | None = None) -> list[dict[str, Any]]:
         """COCO results entries; bbox is [x, y, width, height] in pixels, segmentation a compressed mask where there is one. The key
         reading_order is not COCO's; its readers leave it out. Quadrilaterals have no key.
 

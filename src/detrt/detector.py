@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import inspect
 import itertools
 import os
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypedDict, overload
 
 import numpy as np
 
 from .backends.base import NO_PROMPT, Outputs, PendingOutputs, Session
 from .backends.prompted import Prompts, prompt_groups, require_prompt
 from .data.arguments import check_device, check_integer, check_model, many_images, one_image, pixel_size
-from .data.images import ImageSource
+from .data.given import AnyImage, as_image, is_address, media_of
+from .data.images import Input, load_image
+from .data.live import LiveSource
 from .data.postprocess import DetectionFilter, check_threshold
-from .data.prefetch import Prefetcher
+from .data.prefetch import Prefetcher, ReadImage
 from .data.preprocess import BatchPlan, SizeHW, check_size, plan_batches, preprocess, size_words
 from .data.raw_image import LoadedImage
+from .data.result import ImageDetections
+from .data.streams import LiveStreams
+from .data.track import Tracker
 from .detections import Detections
 from .errors import ImageError, PromptError, SessionError, SpecError
 from .models.load import LoadChanges, LoadOptions, check_changes, takes_load_options
@@ -38,6 +45,67 @@ if TYPE_CHECKING:
 MAX_DECODERS, MAX_READERS = 8, 4  # threads that decode files for a GPU, and that read what a GPU decodes
 COLORS = ("rgb", "bgr")
 AHEAD = 2  # batches that wait on a GPU while the results of one are read; the runner has memory for one more
+
+
+class CallOptions(TypedDict, total=False):
+    """Options of one call, instead of the detector's own; None: the detector's.
+
+    threshold: lowest score that is reported, 0 to 1. class_thresholds: name or id of a class -> its threshold, instead of `threshold`.
+    classes: names or ids to report. max_detections: most detections of an image. prompt: what to find in all images.
+    """
+
+    threshold: float | None
+    class_thresholds: Mapping[str | int, float] | None
+    classes: Sequence[str | int] | None
+    max_detections: int | None
+    prompt: Prompts | None
+
+
+# Keywords of a call in other libraries -> what to type here.
+_KEYWORDS = {
+    **dict.fromkeys(("conf", "confidence", "score_threshold", "conf_thres", "score_thr"), "threshold=..."),
+    **dict.fromkeys(("iou", "iou_threshold", "agnostic_nms", "nms"), "nothing: detectors of the DETR family need no NMS"),
+    **dict.fromkeys(("imgsz", "size", "image_size"), "Detector(model, size=...)"),
+    **dict.fromkeys(("device", "half"), "Detector(model, device=...), and detrt.build for a precision"),
+    **dict.fromkeys(("batch", "batch_size"), "Detector(model, batch_size=...)"),
+    **dict.fromkeys(("max_det", "topk", "top_k"), "max_detections=..."),
+    **dict.fromkeys(("candidate_labels", "text", "text_labels", "class_names"), "prompt=[...]"),
+    **dict.fromkeys(("save", "project"), "found.save('out.jpg')"),
+    **dict.fromkeys(("save_txt", "save_conf"), "found.to_yolo()"),
+    **dict.fromkeys(("save_crop",), "found.crop()"),
+    **dict.fromkeys(("show", "visualize"), "found.plot().show()"),
+    **dict.fromkeys(("verbose",), "nothing: it prints nothing"),
+    **dict.fromkeys(("stream", "source"), "detector.stream(source)"),
+    **dict.fromkeys(("persist", "tracker"), "detector.stream(source, track=True)"),
+    **dict.fromkeys(("vid_stride",), "detector.stream(source, every=...)"),
+    **dict.fromkeys(("augment", "tta"), "nothing: there is no test-time augmentation"),
+}
+_CALLED = "a detector is called: detector(images)"
+_METHODS = {
+    **dict.fromkeys(("predict", "detect", "infer", "run", "inference", "forward", "predict_with_caption"), _CALLED),
+    "track": "use detector.stream(source, track=True)",
+    **dict.fromkeys(("val", "evaluate", "validate"), "use detrt.evaluation.coco.evaluate_coco, or in a shell: detrt eval"),
+    **dict.fromkeys(("export",), "use detrt.build(checkpoint, folder)"),
+    **dict.fromkeys(
+        ("train", "fit"), "detrt trains nothing; train with transformers or the authors' code, and then: detrt.build"
+    ),
+    **dict.fromkeys(("to", "cuda", "cpu"), "use Detector(model, device='cuda:0')"),
+    **dict.fromkeys(("half", "optimize_for_inference"), "use detrt.build(checkpoint, folder) with a precision"),
+    **dict.fromkeys(("eval", "fuse"), "it is ready as it is"),
+    **dict.fromkeys(("class_names", "labels", "id2label"), "use detector.names"),
+    **dict.fromkeys(("info", "summary"), "use print(detector)"),
+    **dict.fromkeys(("benchmark",), "in a shell: detrt bench MODEL"),
+}
+
+
+def check_call(options: Mapping[str, object]) -> None:
+    """Raise TypeError for an option that a call of a detector does not take, with what to type instead."""
+    for name in options:
+        if name not in CallOptions.__annotations__:
+            close = difflib.get_close_matches(name, CallOptions.__annotations__, n=1, cutoff=0.6)
+            hint = f"use {_KEYWORDS[name]}" if name in _KEYWORDS else f"did you mean {close[0]}?" if close else ""
+            hint = hint or f"it takes: {', '.join(CallOptions.__annotations__)}"
+            raise TypeError(f"a call of the detector has no keyword {name!r}; {hint}")
 
 
 @dataclass(frozen=True)
@@ -200,7 +268,7 @@ class Detector:
         self._resizers = ThreadPoolExecutor(resize_threads, "detrt-resize") if resize_threads > 1 else None
 
     def __getattr__(self, name: str) -> Any:
-        hint = "; a detector is called: detector(images)" if name in ("predict", "detect", "infer", "run", "inference") else ""
+        hint = f"; {_METHODS[name]}" if name in _METHODS else ""
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     def _ids_of(self, classes: Sequence[str | int] | None) -> Collection[int] | None:
@@ -228,7 +296,7 @@ class Detector:
         self.batch_size = min(batch_size or limit or 1, limit or batch_size or 1)
         # Files of a batch are decoded side by side where a GPU would wait for them.
         decoders = 1 if self._runner is None else min(MAX_DECODERS, usable_cores())
-        self._prefetcher = Prefetcher(decoders, decoder=self.decoder)
+        self._prefetcher = Prefetcher(decoders, decoder=self.decoder, load=self._load)
 
     def _checked_size(self, size_hw: SizeHW | None) -> SizeHW | None:
         """The input size of all batches; None: the model's rule. Raises SpecError: a size that the model does not take."""
@@ -252,59 +320,50 @@ class Detector:
     @overload
     def __call__(  # type: ignore[overload-overlap]  # a str is an iterable of str as well, and is one image
         self,
-        images: ImageSource,
+        images: AnyImage,
         prompts: Sequence[Prompts] | None = None,
         *,
-        prompt: Prompts | None = None,
-        threshold: float | None = None,
-        classes: Sequence[str | int] | None = None,
         skip_bad: Literal[False] = False,
-    ) -> Detections: ...
+        **options: Unpack[CallOptions],
+    ) -> ImageDetections: ...
 
     @overload
     def __call__(
         self,
-        images: Iterable[ImageSource],
+        images: Iterable[AnyImage],
         prompts: Sequence[Prompts] | None = None,
         *,
-        prompt: Prompts | None = None,
-        threshold: float | None = None,
-        classes: Sequence[str | int] | None = None,
         skip_bad: Literal[False] = False,
-    ) -> list[Detections]: ...
+        **options: Unpack[CallOptions],
+    ) -> list[ImageDetections]: ...
 
     @overload
     def __call__(
         self,
-        images: Iterable[ImageSource],
+        images: Iterable[AnyImage],
         prompts: Sequence[Prompts] | None = None,
         *,
-        prompt: Prompts | None = None,
-        threshold: float | None = None,
-        classes: Sequence[str | int] | None = None,
         skip_bad: bool,
-    ) -> list[Detections | ImageError]: ...
+        **options: Unpack[CallOptions],
+    ) -> list[ImageDetections | ImageError]: ...
 
     def __call__(
         self,
-        images: ImageSource | Iterable[ImageSource],
+        images: AnyImage | Iterable[AnyImage],
         prompts: Sequence[Prompts] | None = None,
         *,
-        prompt: Prompts | None = None,
-        threshold: float | None = None,
-        classes: Sequence[str | int] | None = None,
         skip_bad: bool = False,
-    ) -> Detections | list[Detections] | list[Detections | ImageError]:
+        **options: Unpack[CallOptions],
+    ) -> ImageDetections | list[ImageDetections] | list[ImageDetections | ImageError]:
         """Detect in one image, or in many.
 
         Args:
-            images: an array (H, W, 3) uint8 in the detector's `color`, or anything else that `load_image` takes: a path, bytes,
-                a PIL image. Or a list or other iterable of such.
+            images: an image, or a list or other iterable of such: a path, an http(s) address, which is fetched (at most 64 MiB, 30 s),
+                the bytes of a file, an open file, a PIL image, an array (H, W, 3) uint8 in the detector's `color`, or a PyTorch
+                tensor (3, H, W) or (H, W, 3), RGB, uint8 or floats from 0 to 1. An array or tensor with four axes is many images.
             prompts: one for each image; images with different prompts share a batch.
-            prompt: one for all images, instead of the detector's.
-            threshold: lowest score that is reported, 0 to 1; None: the detector's.
-            classes: names or ids to report; None: the detector's.
             skip_bad: of many images, give the ImageError of one that cannot be read in its place, and go on.
+            options: see `CallOptions`: threshold, class_thresholds, classes, max_detections, prompt.
 
         Returns:
             The detections of one image; of many, a list of the same length and order.
@@ -312,57 +371,55 @@ class Detector:
         Raises:
             ImageError: an image that cannot be read. SessionError: the model failed.
             PromptError: no prompt for a model that takes one, or a bad one. SpecError: unknown class names.
-            ValueError: a threshold out of range. TypeError: what is neither an image nor iterable.
+            ValueError: a number out of range. TypeError: what is neither an image nor iterable, or an unknown option.
         """
-        options: dict[str, Any] = {"prompt": prompt, "threshold": threshold, "classes": classes}
         if (image := one_image(images)) is not None:
             (found,) = self.stream([image], prompts, **options)
             return found
-        return list(self.stream(images, prompts, skip_bad=skip_bad, **options))  # type: ignore[arg-type]
+        return list(self.stream(many_images(images), prompts, skip_bad=skip_bad, **options))
 
     @overload
     def stream(
         self,
-        images: Iterable[ImageSource],
+        source: Iterable[AnyImage] | str | os.PathLike[str] | int,
         prompts: Iterable[Prompts] | None = None,
         *,
-        prompt: Prompts | None = None,
-        threshold: float | None = None,
-        classes: Sequence[str | int] | None = None,
         skip_bad: Literal[False] = False,
-    ) -> Iterator[Detections]: ...
+        every: int = 1,
+        track: bool = False,
+        **options: Unpack[CallOptions],
+    ) -> Iterator[ImageDetections]: ...
 
     @overload
     def stream(
         self,
-        images: Iterable[ImageSource],
+        source: Iterable[AnyImage] | str | os.PathLike[str] | int,
         prompts: Iterable[Prompts] | None = None,
         *,
-        prompt: Prompts | None = None,
-        threshold: float | None = None,
-        classes: Sequence[str | int] | None = None,
         skip_bad: bool,
-    ) -> Iterator[Detections | ImageError]: ...
+        every: int = 1,
+        track: bool = False,
+        **options: Unpack[CallOptions],
+    ) -> Iterator[ImageDetections | ImageError]: ...
 
     def stream(
         self,
-        images: Iterable[ImageSource],
+        source: Iterable[AnyImage] | str | os.PathLike[str] | int,
         prompts: Iterable[Prompts] | None = None,
         *,
-        prompt: Prompts | None = None,
-        threshold: float | None = None,
-        classes: Sequence[str | int] | None = None,
         skip_bad: bool = False,
-    ) -> Iterator[Detections] | Iterator[Detections | ImageError]:
+        every: int = 1,
+        track: bool = False,
+        **options: Unpack[CallOptions],
+    ) -> Iterator[ImageDetections] | Iterator[ImageDetections | ImageError]:
         """Detect in images as they come; holds one batch of images in memory, and `ahead` more where a GPU works on them.
 
         Args:
-            images: any iterable, e.g. a generator of frames.
-            prompts: see `__call__`, as for the rest.
-            prompt: for all images.
-            threshold: lowest score.
-            classes: names or ids to report.
-            skip_bad: see `__call__`.
+            source: any iterable of images, e.g. a generator of frames; or the name of a folder, a pattern such as "cams/**/*.jpg", a
+                video, or a camera ("rtsp://...", "/dev/video0" or 0), whose newest frame is taken each time.
+            prompts: see `__call__`, as for `skip_bad` and the options.
+            every: take every n-th image, of a folder every n-th frame of its videos.
+            track: give objects ids across the frames of a video or a camera, or across the images of an iterable, as 30 per second.
 
         Yields:
             The detections of each image, in order.
@@ -370,7 +427,12 @@ class Detector:
         Raises:
             DetrtError: as `__call__`, and its ValueError and TypeError.
         """
-        images = many_images(images)
+        check_call(options)
+        options["max_detections"] = check_integer(options.get("max_detections"), "max_detections")
+        media = media_of(source)
+        images = [source] if media is None and is_address(source) else source
+        images = images if media is not None else many_images(images)
+        prompt = options.pop("prompt", None)
         if isinstance(prompts, (str, Prompt, ImageQueries)):
             raise PromptError(f"give a list of prompts, one for each image, or prompt=... for all; got one, {prompts!r}")
         if prompt is not None and prompts is not None:
@@ -379,30 +441,70 @@ class Detector:
             raise PromptError(NO_PROMPT)
         if prompts is None and prompt is None:
             self.check_prompt()
-        source, given = map(self._in_rgb, images), None if prompts is None else iter(prompts)
-        waiting: deque[tuple[PendingDetections | None, list[ImageError | None]]] = deque()
-        while some := list(itertools.islice(source, self.batch_size)):
-            read = self._prefetcher.try_batch(some) if skip_bad else self._prefetcher.load_batch(some)
-            bad = [image if isinstance(image, ImageError) else None for image in read]
-            mine = None if given is None else list(itertools.islice(given, len(read)))
-            if mine is not None and len(mine) != len(read):
-                raise PromptError("there are fewer prompts than images; give one for each image")
-            if prompt is not None:
-                mine = [prompt] * len(read)
-            batch = [image for image in read if not isinstance(image, ImageError)]
-            mine = mine and [one for one, error in zip(mine, bad, strict=True) if error is None]
-            pending = self.submit(batch, mine, threshold=threshold, classes=classes) if batch else None
-            waiting.append((pending, bad))
-            if len(waiting) > self.ahead:
-                yield from _in_place(*waiting.popleft())
-        for pending, bad in waiting:
-            yield from _in_place(pending, bad)
+        given = None if prompts is None else iter(prompts)
+        tracker = Tracker() if track else None
+        waiting: deque[tuple[PendingDetections | None, list[ReadImage]]] = deque()
+        ahead = 0 if isinstance(media, LiveSource) else self.ahead
+        with contextlib.closing(self._read(images, media, check_integer(every, "every") or 1, track)) as batches:
+            for read in batches:
+                good = [item for item in read if not isinstance(item.image, ImageError)]
+                if len(good) < len(read) and not skip_bad:
+                    raise next(item.image for item in read if isinstance(item.image, ImageError))
+                mine = None if given is None else list(itertools.islice(given, len(read)))
+                if mine is not None and len(mine) != len(read):
+                    raise PromptError("there are fewer prompts than images; give one for each image")
+                if prompt is not None:
+                    mine = [prompt] * len(read)
+                mine = mine and [one for one, item in zip(mine, read, strict=True) if not isinstance(item.image, ImageError)]
+                pending = self.submit([item.image for item in good], mine, **options) if good else None  # type: ignore[misc]
+                waiting.append((pending, read))
+                if len(waiting) > ahead:
+                    yield from _in_place(*waiting.popleft(), tracker)
+        for pending, read in waiting:
+            yield from _in_place(pending, read, tracker)
         if given is not None and next(given, None) is not None:
             raise PromptError("there are more prompts than images; give one for each image")
 
-    def _in_rgb(self, image: ImageSource) -> ImageSource:
+    def _read(
+        self, images: Any, media: Sequence[Input] | LiveSource | None, every: int, timed: bool
+    ) -> Generator[list[ReadImage], None, None]:
+        """Batches of images of a source. timed: give images of an iterable times, 30 per second."""
+        if isinstance(media, LiveSource):
+            with LiveStreams([media], planar=self.planar) as streams:
+                while not streams.ended:
+                    for frame in streams.next_frames(1):
+                        if frame.index % every == 0:
+                            yield [ReadImage(media, frame.image, frame.index, frame.time_s)]
+                        streams.done(frame)
+                    if (lost := streams.lost()) is not None:
+                        raise lost[1]
+            return
+        if media is not None:
+            items = self._prefetcher.items(media, ahead=2 * self.batch_size, every=every, planar=self.planar)
+            with contextlib.closing(items):  # type: ignore[type-var]  # it is a generator
+                while some := list(itertools.islice(items, self.batch_size)):
+                    yield some
+            return
+        numbers = itertools.count(0, every)
+        source = itertools.islice(images, 0, None, every)
+        while given := list(itertools.islice(source, self.batch_size)):
+            read = self._prefetcher.try_batch(given)
+            times = [next(numbers) / 30 if timed else None for _ in read]
+            yield [ReadImage(one, image, None, time_s) for one, image, time_s in zip(given, read, times, strict=True)]
+
+    def _load(self, image: Any) -> LoadedImage:
+        """One image of a caller. Raises ImageError."""
+        image = self._in_rgb(image) if isinstance(image, np.ndarray) else as_image(image)
+        return load_image(image) if self.decoder is None else self.decoder.open(image)
+
+    @property
+    def names(self) -> dict[int, str]:
+        """Class id -> name."""
+        return dict(self.spec.labels)
+
+    def _in_rgb(self, image: np.ndarray) -> np.ndarray:
         """An array of OpenCV in RGB; all else as it is."""
-        if self._color == "rgb" or not isinstance(image, np.ndarray) or image.ndim != 3 or image.shape[2] not in (3, 4):
+        if self._color == "rgb" or image.ndim != 3 or image.shape[2] not in (3, 4):
             return image
         return image[..., [2, 1, 0, 3][: image.shape[2]]]
 
@@ -437,7 +539,9 @@ class Detector:
         prompts: Sequence[Prompts] | None = None,
         *,
         threshold: float | None = None,
+        class_thresholds: Mapping[str | int, float] | None = None,
         classes: Sequence[str | int] | None = None,
+        max_detections: int | None = None,
         before_run: Callable[[], None] | None = None,
     ) -> PendingDetections:
         """Begin with at most `batch_size` images; the detections are in the `result` of what is returned.
@@ -447,9 +551,8 @@ class Detector:
 
         Args:
             images: arrays (H, W, 3) uint8 RGB, or raw images.
-            prompts: see `__call__`, as for the rest.
-            threshold: lowest score.
-            classes: names or ids to report.
+            prompts: see `__call__`.
+            threshold, class_thresholds, classes, max_detections: see `CallOptions`.
             before_run: called before each run of the model; what it raises ends the work.
 
         Raises:
@@ -458,6 +561,7 @@ class Detector:
         if classes is not None and self.session.info.text is not None:
             raise PromptError(_NO_CLASSES.format("--classes", "classes"))
         class_ids = self.class_ids if classes is None else self._ids_of(classes)
+        own = self.class_thresholds if class_thresholds is None else self._thresholds_of(class_thresholds)
         threshold = self.threshold if threshold is None else threshold
         check_threshold(threshold)
         if prompts is None:
@@ -484,7 +588,7 @@ class Detector:
             feeds = preprocess(batch, session.spec, plan=plan, pool=self._resizers).feeds
             run = session.start if session.info.parallel > 1 else session.run
             begun.append((plan, session, run(feeds)))
-        return PendingDetections(begun, DetectionFilter(threshold, class_ids, self.max_detections, self.class_thresholds))
+        return PendingDetections(begun, DetectionFilter(threshold, class_ids, max_detections or self.max_detections, own))
 
     def _split(self, group: list[int], prompts: Sequence[Prompts]) -> list[list[int]]:
         parts = prompt_groups(self.session, [prompts[index] for index in group], str(self._prompt_options["task"]))
@@ -529,8 +633,19 @@ _NO_GPU_DECODING = (
 )
 
 
-def _in_place(pending: PendingDetections | None, bad: Sequence[ImageError | None]) -> Iterator[Any]:
+def _in_place(
+    pending: PendingDetections | None, read: Sequence[ReadImage], tracker: Tracker | None
+) -> Iterator[ImageDetections | ImageError]:
     """The detections of a batch, with the errors of images that cannot be read where those were."""
     found = iter(() if pending is None else pending.result())
-    for error in bad:
-        yield next(found) if error is None else error
+    for item in read:
+        if isinstance(item.image, ImageError):
+            yield item.image
+            continue
+        one = next(found)
+        if tracker is not None and item.time_s is not None:
+            one = tracker.update("", one, item.time_s)
+        of = getattr(item.input, "path", item.input) if isinstance(item.input, (Input, LiveSource)) else item.input
+        path = os.fspath(of) if isinstance(of, (str, os.PathLike)) else ""
+        again = bool(path) and item.time_s is None and not is_address(path)  # a file of one image, which can be read again
+        yield ImageDetections.of(one, path if again else item.image, path, item.frame, item.time_s)

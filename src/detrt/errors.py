@@ -119,6 +119,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "eval": ("pycocotools",),
     "bench": ("matplotlib",),
     "supervision": ("supervision",),
+    "pandas": ("pandas",),
     "track": ("trackers",),
     "serve": (
         "fastapi",

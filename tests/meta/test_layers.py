@@ -58,7 +58,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "tensorrt_rtx_bindings": (),
     "av": ("data/video.py",),
     "cv2": ("data/live.py",),
-    "trackers": ("jobs/track.py",),
+    "trackers": ("data/track.py",),
     "nvidia": ("backends/gpu/decoder.py",),
     "matplotlib": ("bench/plot.py",),
     "cuda": ("backends/tensorrt/cuda.py",),

@@ -20,13 +20,20 @@ from detrt import (
     open_session,
     verify,
 )
+from detrt.detections import Detection
 
 
 def detect(frames: list[np.ndarray]) -> list[Detections]:
     with Detector("bundle/", threshold=0.4, classes=["cat", 3], color="bgr", device="cuda:0", trust_remote_code=True) as detector:
         one: Detections = detector("street.jpg")
         two: Detections = detector(frames[0], threshold=0.3, classes=["dog"])
-        many: list[Detections] = detector(frames, prompt="a cat. a dog.")
+        many: list[Detections] = [*detector(frames, prompt="a cat. a dog.", class_thresholds={"cat": 0.2}, max_detections=5)]
+        boxes = [(one.box, one.score, one.label, one.mask) for one in detector("street.jpg")]
+        detector(open("street.jpg", "rb")).save("out.jpg")
+        first: Detection = two[0]
+        print(boxes, first.track_id, two[:1].to_yolo(), detector.names[0], detector("https://host/street.jpg").plot().size)
+        for found in detector.stream("drive.mp4", every=2, track=True):
+            print(found.frame, found.time_s, found.path, found[found.scores > 0.5].crop())
         names: tuple[str, ...] = (*one.labels, *two.labels)
         print(names, one.boxes_xyxy.shape, repr(detector))
         detector("street.jpg", treshold=0.3)  # type: ignore[call-overload]

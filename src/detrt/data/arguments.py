@@ -5,15 +5,12 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import ArgumentError
 from ..spec import parse_size
 
-if TYPE_CHECKING:
-    from .images import ImageSource
-
-_IMAGE = "a path, bytes, an open file, a PIL image or an array (H, W, 3) of uint8"
+_IMAGE = "a path, an address (https://...), bytes, an open file, a PIL image, a tensor, or an array (H, W, 3) of uint8"
 
 
 def refuse(name: str, allowed: str, value: object) -> ArgumentError:
@@ -87,7 +84,20 @@ def check_list(value: Any, name: str, what: str) -> None:
         raise refuse(name, f"a list {what}", value)
 
 
-def one_image(value: Any) -> ImageSource | None:
+def is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor of PyTorch, which is not imported here."""
+    return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach") and hasattr(value, "numpy")
+
+
+def read_open_file(file: Any) -> bytes:
+    """The content of an open file. Raises ArgumentError where it is text."""
+    data = file.read()
+    if not isinstance(data, bytes):
+        raise refuse("an image file", "opened in binary mode, as open(path, 'rb')", file)
+    return data
+
+
+def one_image(value: Any) -> Any:
     """One image, of an open file its content; None: it may be many.
 
     Raises:
@@ -95,15 +105,12 @@ def one_image(value: Any) -> ImageSource | None:
     """
     from .images import ImageSource  # NumPy and Pillow, which help does without
 
-    if isinstance(value, ImageSource):
+    if getattr(value, "ndim", None) == 4:  # arrays and tensors: a batch of images
+        return None
+    if isinstance(value, ImageSource) or is_tensor(value):
         return value
     if callable(getattr(value, "read", None)):
-        data = value.read()
-        if not isinstance(data, bytes):
-            raise refuse("an image file", "opened in binary mode, as open(path, 'rb')", value)
-        return data
-    if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "numpy"):
-        raise refuse("images", f"{_IMAGE}, or a list of them; of a tensor of (H, W, 3) give tensor.cpu().numpy()", type(value))
+        return read_open_file(value)
     if isinstance(value, Mapping) or not isinstance(value, Iterable):
         raise refuse("images", f"{_IMAGE}, or a list of them", value)
     return None
@@ -111,9 +118,10 @@ def one_image(value: Any) -> ImageSource | None:
 
 def many_images(value: Any) -> Iterable[Any]:
     """Several images. Raises ArgumentError for one, or for what is no iterable of images."""
-    from .images import ImageSource
-
-    if isinstance(value, ImageSource) or callable(getattr(value, "read", None)):
-        raise refuse("images", "a list or another iterable of images here, and one image goes to the detector itself", value)
-    one_image(value)
+    if one_image(value) is not None:
+        raise refuse(
+            "the source of a stream",
+            "a folder, a pattern, a video, a camera, or a list or another iterable of images; one image goes to the detector itself",
+            value if isinstance(value, (bytes, str)) else type(value),
+        )
     return value

@@ -15,12 +15,11 @@ import numpy as np
 from ..data.draw import draw_detections
 from ..data.images import Input
 from ..data.live import LiveSource
+from ..data.result import WRITTEN_SUFFIXES, save_image
 from ..data.video import video_facts, video_writer
 from ..errors import OutputError
-from ..files import writing
 from .run import ImageResult
 
-_KEPT_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 _LIVE_FPS = 30  # in the header; the frames have their own times
 
 
@@ -69,10 +68,7 @@ class AnnotatedCopies:
                 self._video = found.input
             self._write(np.asarray(image), found.record.time_s)
             return
-        kind = path.suffix.lower().lstrip(".").replace("jpg", "jpeg")
-        options = {"quality": 92} if kind in ("jpeg", "webp") else {}
-        with writing(path) as temporary:
-            image.save(temporary, format=kind, **options)
+        save_image(image, path)
 
     def finish_video(self) -> None:
         """Finish the file of the last video; otherwise the next video or image finishes it."""
@@ -155,4 +151,4 @@ def _copy_name(relative: Path, kind: str) -> Path:
     suffix = relative.suffix.lower()
     if kind == "video":
         return relative if suffix == ".mp4" else relative.with_name(relative.name + ".mp4")
-    return relative if suffix in _KEPT_SUFFIXES else relative.with_name(relative.name + ".png")
+    return relative if suffix in WRITTEN_SUFFIXES else relative.with_name(relative.name + ".png")

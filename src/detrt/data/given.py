@@ -1,0 +1,137 @@
+"""What callers of Python give as images beside files and arrays: addresses, open files and tensors; and as sources of many images.
+
+An address is fetched only where a caller wrote it: nothing in a file, an annotation or a request leads here.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ImageError
+from .arguments import is_tensor, read_open_file
+from .images import VIDEO_SUFFIXES, ImageSource, Input, expand_inputs
+from .live import LiveSource, live_source, without_secrets
+
+MAX_BYTES = 64 * 2**20  # of a fetched file
+TIMEOUT_S = 30.0  # for all of it
+_CHUNK = 1 << 16
+_CHANNELS = (1, 3, 4)
+
+
+class TensorLike(Protocol):
+    """A tensor of PyTorch, which is not imported here."""
+
+    ndim: int
+
+    def detach(self) -> Any: ...
+
+
+AnyImage = ImageSource | BinaryIO | TensorLike
+
+
+def is_address(value: object) -> bool:
+    """Whether a value is the text of an http or https address."""
+    return isinstance(value, str) and value[:8].lower().startswith(("http://", "https://"))
+
+
+def fetch(address: str, *, max_bytes: int = MAX_BYTES, timeout_s: float = TIMEOUT_S) -> bytes:
+    """The content at an http or https address.
+
+    Raises:
+        ImageError: it cannot be reached, answers with an error, is larger than `max_bytes`, or takes longer than `timeout_s`.
+    """
+    import http.client
+    import urllib.request
+
+    name = without_secrets(address)
+    until = time.monotonic() + timeout_s
+    opener = urllib.request.OpenerDirector()  # without the handlers of files and FTP, to which a server could redirect
+    for handler in (
+        urllib.request.ProxyHandler,
+        urllib.request.HTTPHandler,
+        urllib.request.HTTPSHandler,
+        urllib.request.HTTPRedirectHandler,
+        urllib.request.HTTPErrorProcessor,
+        urllib.request.HTTPDefaultErrorHandler,
+    ):
+        opener.add_handler(handler())
+    parts: list[bytes] = []
+    size = 0
+    try:
+        request = urllib.request.Request(address, headers={"User-Agent": "detrt", "Accept": "image/*,*/*;q=0.5"})
+        answer = opener.open(request, timeout=timeout_s)
+        if answer is None:
+            raise ImageError(f"'{name}' leads to an address that is not http or https; download the image first")
+        with answer:
+            while part := answer.read1(_CHUNK):
+                parts.append(part)
+                size += len(part)
+                if size > max_bytes:
+                    raise ImageError(f"'{name}' is larger than {max_bytes} bytes; download it first, and give the file")
+                if time.monotonic() > until:
+                    raise ImageError(f"'{name}' did not arrive within {timeout_s:g} s; download it first, and give the file")
+    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: no host in it
+        why = getattr(error, "reason", None) or error
+        raise ImageError(f"'{name}' cannot be fetched: {why}; check the address, or download it first") from None
+    return b"".join(parts)
+
+
+def as_image(value: Any) -> Any:
+    """An image as `load_image` takes it. Paths, bytes, arrays and PIL images stay.
+
+    Raises:
+        ImageError: an address that cannot be fetched, a tensor that is no image, or a name of many images.
+    """
+    if is_address(value):
+        return fetch(value)
+    if isinstance(value, (str, os.PathLike)):
+        name = os.fspath(value)
+        what = "a folder" if os.path.isdir(name) else "a video" if Path(name).suffix.lower() in VIDEO_SUFFIXES else ""
+        if isinstance(value, str) and not what and live_source(value) is not None:
+            what = "a camera"
+        if what:
+            raise ImageError(f"'{without_secrets(name)}' is {what}, not an image; for its images: detector.stream({name!r})")
+        return value
+    if callable(getattr(value, "read", None)) and not isinstance(value, np.ndarray):
+        return read_open_file(value)
+    return _pixels(value) if is_tensor(value) else value
+
+
+def _pixels(tensor: Any) -> NDArray[np.uint8]:
+    """A tensor (3, H, W) or (H, W, 3), uint8 or floats from 0 to 1, as (H, W, 3) uint8. Two sides of 3: the first is the channels."""
+    pixels = tensor.detach().cpu().numpy()
+    shape = tuple(pixels.shape)
+    if pixels.ndim == 3 and shape[0] in _CHANNELS and (shape[2] not in _CHANNELS or shape[0] == 3):
+        pixels = pixels.transpose(1, 2, 0)
+    elif pixels.ndim != 2 and not (pixels.ndim == 3 and shape[2] in _CHANNELS):
+        raise ImageError(f"a tensor of an image has the shape (3, H, W) or (H, W, 3), and of several (n, 3, H, W); got {shape}")
+    if pixels.dtype == np.uint8:
+        return pixels
+    if pixels.dtype.kind != "f" or not pixels.size or not (pixels.min() >= 0 and pixels.max() <= 1):
+        span = f"{pixels.min():g} to {pixels.max():g}" if pixels.size else "no pixels"
+        raise ImageError(
+            f"a tensor of an image is uint8 (0 to 255) or float (0 to 1), before any normalisation; got {pixels.dtype}, {span}"
+        )
+    return np.rint(pixels.astype(np.float32) * 255).astype(np.uint8)
+
+
+def media_of(source: Any) -> list[Input] | LiveSource | None:
+    """What a name of many images stands for: the files of a folder, a pattern or a video; a camera. None: it is no such name.
+
+    source: a path, an address, or the number of a camera.
+
+    Raises:
+        ImageError: there is no such file.
+    """
+    if isinstance(source, int) and not isinstance(source, bool) and source >= 0:
+        source = f"/dev/video{source}"
+    if not isinstance(source, (str, os.PathLike)) or (is_address(source) and live_source(str(source)) is None):
+        return None
+    camera = live_source(source) if isinstance(source, str) else None
+    return camera or expand_inputs([source])

@@ -1,0 +1,280 @@
+"""First lines that users of ultralytics, rf-detr, supervision, transformers and inference type: each works, or gets the line to type."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import http.server
+import io
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from runtime_cases import make_session, make_spec, red
+
+import detrt
+from detrt.data import given
+from detrt.data.result import ImageDetections
+from detrt.detector import Detector
+from detrt.errors import ImageError
+
+torch = pytest.importorskip("torch", reason="needs the 'export' extra")
+IMAGE = red(16, 24, 200)
+WORKS = True
+
+# (line, WORKS or what the answer says to type). `d` is a detector, `r` the detections of an image, `many` those of two.
+LINES = [
+    # how a model is opened
+    ("from detrt import YOLO", r"Detector\('bundle'\)"),
+    ("from detrt import RTDETR", r"Detector\('bundle'\)"),
+    ("from detrt import RFDETRBase", r"Detector\('bundle'\)"),
+    ("from detrt import AutoModelForObjectDetection", r"Detector\('bundle'\)"),
+    ("from detrt import get_model", r"Detector\('bundle'\)"),
+    ("detrt.InferencePipeline", r"detector.stream\('rtsp"),
+    ("detrt.ByteTrack", "track=True"),
+    ("Detector(session, conf=0.4)", "threshold"),
+    ("Detector(session, imgsz=640)", "size"),
+    ("Detector(session, batch=4)", "batch_size"),
+    ("Detector(session, confidence=0.4)", "threshold"),
+    ("Detector('PekingU/rtdetr_v2_r18vd')", "hf:PekingU/rtdetr_v2_r18vd"),
+    ("Detector('yolo11n.pt')", "no bundle|there is no|ckpt:"),
+    # what goes in
+    ("d('street.png')", WORKS),
+    ("d(Path('street.png'))", WORKS),
+    ("d(open('street.png', 'rb'))", WORKS),
+    ("d(io.BytesIO(open('street.png', 'rb').read()))", WORKS),
+    ("d(open('street.png', 'rb').read())", WORKS),
+    ("d(Image.open('street.png'))", WORKS),
+    ("d(image)", WORKS),
+    ("d(image[..., ::-1])", WORKS),
+    ("d(url)", WORKS),
+    ("d(torch.from_numpy(image))", WORKS),
+    ("d(torch.from_numpy(image).permute(2, 0, 1))", WORKS),
+    ("d(torch.from_numpy(image).permute(2, 0, 1).float() / 255)", WORKS),
+    ("d(torch.from_numpy(image).permute(2, 0, 1)[None])[0]", WORKS),
+    ("d(np.stack([image, image]))[1]", WORKS),
+    ("d(['street.png', image, Path('street.png')])[2]", WORKS),
+    ("d([open('street.png', 'rb'), url])[1]", WORKS),
+    ("d(i for i in [image])[0]", WORKS),
+    ("d((torch.from_numpy(image).permute(2, 0, 1).float() / 255 - 0.5) / 0.2)", "before any normalisation"),
+    ("d(image.astype('float32') / 255)", "uint8"),
+    ("d('photos')", r"detector.stream\('photos'\)"),
+    ("d('drive.mp4')", r"detector.stream\('drive.mp4'\)"),
+    ("d('rtsp://cam/live')", r"detector.stream\('rtsp"),
+    ("d(0)", "a path"),
+    ("d.predict('street.png')", r"detector\(images\)"),
+    ("d.infer('street.png')", r"detector\(images\)"),
+    # options of a call
+    ("d(image, threshold=0.3)", WORKS),
+    ("d(image, classes=['cat'])", WORKS),
+    ("d(image, classes=[0, 1])", WORKS),
+    ("d(image, class_thresholds={'cat': 0.1})", WORKS),
+    ("d(image, max_detections=1)", WORKS),
+    ("d(image, conf=0.3)", "threshold"),
+    ("d(image, confidence=0.3)", "threshold"),
+    ("d(image, iou=0.5)", "no NMS"),
+    ("d(image, imgsz=640)", r"Detector\(model, size"),
+    ("d(image, device=0)", r"Detector\(model, device"),
+    ("d(image, max_det=3)", "max_detections"),
+    ("d(image, candidate_labels=['cat'])", "prompt="),
+    ("d(image, save=True)", r"found.save\("),
+    ("d(image, verbose=False)", "prints nothing"),
+    ("d(image, stream=True)", r"detector.stream\("),
+    ("d(image, augment=True)", "no test-time augmentation"),
+    ("d(image, prompt='a cat.')", "fixed classes"),
+    # many images
+    ("next(d.stream('photos'))", WORKS),
+    ("next(d.stream('photos/*.png'))", WORKS),
+    ("next(d.stream(Path('photos'), skip_bad=True))", WORKS),
+    ("next(d.stream(['street.png'], every=2))", WORKS),
+    ("next(d.stream(url))", WORKS),
+    ("next(d.stream(i for i in [image]))", WORKS),
+    ("d.track('drive.mp4')", r"stream\(source, track=True\)"),
+    ("d(image, persist=True)", r"stream\(source, track=True\)"),
+    ("d(image, vid_stride=2)", "every"),
+    # what comes out
+    ("r.boxes.xyxy", "boxes_xyxy"),
+    ("r.xyxy", "boxes_xyxy"),
+    ("r.boxes_xyxy", WORKS),
+    ("r.confidence", "scores"),
+    ("r.class_id", "class_ids"),
+    ("r.tracker_id", "track_ids"),
+    ("r.labels", WORKS),
+    ("r[0].box", WORKS),
+    ("r[0].score, r[0].label, r[0].mask", WORKS),
+    ("[(x.box, x.score, x.label) for x in r]", WORKS),
+    ("r[r.scores > 0.5]", WORKS),
+    ("r[:1]", WORKS),
+    ("r[r.labels == 'cat']", "label == 'person' for label in"),
+    ("len(r)", WORKS),
+    ("r.plot()", WORKS),
+    ("r.save('out.jpg')", WORKS),
+    ("r.crop()[0]", WORKS),
+    ("r.show()", r"plot\(\).show\(\)"),
+    ("r.to_supervision()", WORKS),
+    ("sv.BoxAnnotator().annotate(image.copy(), r.to_supervision())", WORKS),
+    ("r.to_dataframe()", WORKS),
+    ("r.to_df()", "to_dataframe"),
+    ("r.to_coco()", WORKS),
+    ("r.to_yolo()", WORKS),
+    ("r.save_txt('x.txt')", "to_yolo"),
+    ("r.tojson()", "to_list"),
+    ("r.to_list()", WORKS),
+    ("r.path, r.image_size_hw", WORKS),
+    ("r.orig_img", "image"),
+    ("r.cpu()", "NumPy"),
+    ("r.with_nms(0.5)", "no NMS"),
+    ("d.names[0]", WORKS),
+    ("d.class_names", "detector.names"),
+    ("d.val(data='coco.yaml')", "detrt eval"),
+    ("d.export(format='engine')", "build"),
+    ("d.train(data='coco.yaml')", "trains nothing"),
+    ("d.to('cuda')", "device="),
+    ("d.optimize_for_inference()", "build"),
+]
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Files of a folder, and answers that a client must not trust."""
+
+    def do_GET(self):
+        if self.path == "/endless":
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while True:
+                    self.wfile.write(b"x" * 65536)
+        elif self.path == "/slow":
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                for _ in range(20):
+                    self.wfile.write(b"x")
+                    self.wfile.flush()
+                    time.sleep(0.05)
+        elif self.path == "/elsewhere":
+            self.send_response(302)
+            self.send_header("Location", "file:///etc/hostname")
+            self.end_headers()
+        else:
+            super().do_GET()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lines")
+    Image.fromarray(IMAGE).save(folder / "street.png")
+    (folder / "photos").mkdir()
+    for name in "ab":
+        Image.fromarray(IMAGE).save(folder / "photos" / f"{name}.png")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=folder))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield folder, f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_there_are_sixty():
+    assert len(LINES) >= 60 and len({line for line, _ in LINES}) == len(LINES)
+
+
+@pytest.mark.parametrize(("line", "expected"), LINES, ids=[line for line, _ in LINES])
+def test_a_first_line(line, expected, place, monkeypatch):
+    folder, address = place
+    monkeypatch.chdir(folder)
+    if "to_dataframe" in line and expected is WORKS:
+        pytest.importorskip("pandas", reason="needs the 'pandas' extra")
+    scope = {
+        "detrt": detrt,
+        "Detector": Detector,
+        "session": make_session(make_spec()),
+        "image": IMAGE,
+        "url": f"{address}/street.png",
+    }
+    scope |= {
+        "torch": torch,
+        "np": np,
+        "io": io,
+        "Path": Path,
+        "Image": Image,
+        "d": Detector(make_session(make_spec()), threshold=0.2),
+    }
+    if "supervision" in line:
+        scope["sv"] = pytest.importorskip("supervision", reason="needs the 'supervision' extra")
+    scope["r"] = scope["d"]("street.png")
+    if expected is not WORKS:
+        with pytest.raises((detrt.DetrtError, TypeError, AttributeError, ImportError), match=expected):
+            exec(line, scope)
+        return
+    value = eval(line, scope)
+    if line.startswith(("d(", "next(")):  # the same object wherever the image came from, but where the red channel was exchanged
+        assert isinstance(value, ImageDetections) and len(value) == ("::-1" not in line)
+        assert not len(value) or value == scope["r"]
+
+
+def test_a_picture_of_what_was_found(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(place[0])
+    detector = Detector(make_session(make_spec()), color="bgr")
+    blue = np.ascontiguousarray(IMAGE[..., ::-1])
+    for source in ("street.png", blue, torch.from_numpy(IMAGE)):
+        found = detector(source)
+        found.save(tmp_path / "out.png")
+        assert np.array_equal(np.asarray(Image.open(tmp_path / "out.png")), np.asarray(found.plot()))
+        (crop,) = found.crop()
+        assert np.array_equal(crop, IMAGE[4:12, 6:18])  # the fake model's box is the middle half
+    assert detector("street.png").path == "street.png" and found.path == ""
+
+
+def test_names_frames_and_tracks(tmp_path):
+    pytest.importorskip("av", reason="needs the 'video' extra")
+    pytest.importorskip("trackers", reason="needs the 'track' extra")
+    from detrt.data.video import video_writer
+
+    with video_writer(tmp_path / "v.mp4", fps=10, size=(32, 48)) as write:
+        for _ in range(6):
+            write(red(32, 48, 200))
+    detector = Detector(make_session(make_spec()), threshold=0.2, batch_size=2)
+    found = list(detector.stream(tmp_path / "v.mp4", every=2, track=True))
+    assert [one.frame for one in found] == [0, 2, 4] and [one.time_s for one in found] == pytest.approx([0, 0.2, 0.4])
+    assert {one.path for one in found} == {str(tmp_path / "v.mp4")} and found[-1][0].track_id is not None
+    frames = list(detector.stream([red(32, 48, 200)] * 4, track=True))
+    assert frames[-1][0].track_id is not None and frames[-1].frame is None
+    Image.fromarray(IMAGE).save(tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(b"x")
+    assert [Path(one.path).name for one in detector.stream(tmp_path, skip_bad=True) if not isinstance(one, ImageError)][::6] == [
+        "a.png",
+        "v.mp4",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("/none.png", "cannot be fetched: .*[Nn]ot found"),
+        ("/endless", "larger than 300000 bytes"),
+        ("/slow", "within 0.3 s"),
+        ("/elsewhere", "not allowed|http or https"),
+        ("/", "not an image"),
+    ],
+)
+def test_what_an_address_may_not_do(place, path, why, monkeypatch):
+    monkeypatch.setattr(given, "fetch", functools.partial(given.fetch, max_bytes=300_000, timeout_s=0.3))
+    detector = Detector(make_session(make_spec()))
+    with pytest.raises(ImageError, match=why):
+        detector(place[1] + path)
+    bad, good = detector([place[1] + path, IMAGE], skip_bad=True)
+    assert isinstance(bad, ImageError) and len(good) == 1
+
+
+def test_an_address_is_no_file_of_others(place):
+    """What is read from files and requests goes through `load_image`, which fetches nothing."""
+    from detrt.data.images import load_image
+
+    with pytest.raises(ImageError, match="is an address"):
+        load_image(f"{place[1]}/street.png")
