@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
 import re
 import socket
+import threading
 import time
 from urllib.parse import quote
 
@@ -88,6 +91,61 @@ def test_a_password_that_ends_the_host_is_refused(secret):
 )
 def test_addresses_with_an_at_sign_in_the_path(address):
     assert live_source(address).kind == "network"
+
+
+@pytest.mark.parametrize(
+    "at", ["rtsp://cam/a\r\nX-Evil: 1", "http://cam\0/a", "rtsp://cam/\x1b[31m", "rtsp://u\n@cam/a b", "udp://c\x7f"]
+)
+def test_characters_that_are_no_part_of_an_address(at):
+    with pytest.raises(ImageError, match="has the character .* write it as %") as refused:
+        live_source(at)
+    assert "\r" not in str(refused.value) and "\x1b" not in str(refused.value) and "\0" not in str(refused.value)
+
+
+@contextlib.contextmanager
+def pages(contents):
+    """The address of a web server with these pages."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = contents.get(self.path)
+            self.send_response(404 if body is None else 200)
+            self.send_header("Content-Length", str(len(body or b"")))
+            self.end_headers()
+            self.wfile.write(body or b"")
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_what_a_camera_sends_opens_nothing_else(tmp_path):
+    """Only a playlist of its own: no file of this machine, no list of files, no description of other hosts."""
+    with video_writer(tmp_path / "clip.mp4", fps=25, size=(48, 64)) as write:
+        for _ in range(5):
+            write(np.zeros((48, 64, 3), np.uint8))
+    playlist = "#EXTM3U\n#EXT-X-VERSION:7\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{}\n#EXT-X-ENDLIST\n"
+    with pages(
+        {
+            "/clip.mp4": (tmp_path / "clip.mp4").read_bytes(),
+            "/own.m3u8": playlist.format("clip.mp4").encode(),
+            "/file.m3u8": playlist.format(f"file://{tmp_path}/clip.mp4").encode(),
+            "/path.m3u8": playlist.format(f"{tmp_path}/clip.mp4").encode(),
+            "/concat": b"ffconcat version 1.0\nfile clip.mp4\n",
+            "/sdp": b"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 5004 RTP/AVP 96\na=rtpmap:96 H264/90000\n",
+        }
+    ) as address:
+        for name in ("own.m3u8", "file.m3u8", "path.m3u8", "concat", "sdp"):
+            try:
+                count = len(list(live_frames(live_source(f"{address}/{name}"), timeout_s=5)))
+            except ImageError as refused:
+                assert "cannot be opened" in str(refused) and name != "own.m3u8", refused
+            else:
+                assert name == "own.m3u8" and count == 5
 
 
 def test_lag_of_packets():

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
@@ -16,9 +17,30 @@ from ..errors import ImageError, MissingPackageError
 from ..system import usable_cores
 from .images import IMAGE_SUFFIXES, MAX_PIXELS, VIDEO_SUFFIXES
 from .raw_image import LoadedImage
-from .video import CPU_THREADS, image_of, import_av, open_video
+from .video import CPU_THREADS, DEMUXERS, image_of, import_av, open_video
 
 _SCHEMES = ("rtsp", "rtsps", "rtmp", "rtmps", "srt", "udp", "tcp", "rtp", "http", "https")
+# What FFmpeg may read a network source as, and how it may get there, also where a playlist names further addresses: no list of files (concat),
+# no description of other hosts (sdp, dash), no file of this machine.
+_NETWORK_DEMUXERS = (
+    *DEMUXERS,
+    "rtsp",
+    "rtp",
+    "hls",
+    "live_flv",
+    "mpjpeg",
+    "mjpeg",
+    "jpeg_pipe",
+    "h264",
+    "hevc",
+    "vvc",
+    "obu",
+    "ivf",
+    "nut",
+)
+_PROTOCOLS = ("rtp", "srtp", "udp", "udplite", "tcp", "tls", "http", "https", "httpproxy", "srt", "crypto", "data")
+_PROTOCOLS += ("rtmp", "rtmps", "rtmpt", "rtmpts", "rtmpe", "ffrtmpcrypt", "ffrtmphttp")
+_CONTROL = re.compile(r"[\x00-\x20\x7f]")
 _DEVICE = re.compile(r"/dev/video\d+")
 # Also in the path, as recorders with firmware of Xiongmai have it: /user=admin_password=x_channel=1_stream=0.sdp
 _SECRET = re.compile(
@@ -70,10 +92,14 @@ def live_source(name: str, *, files: bool = False) -> LiveSource | None:
     files: whether a file is.
 
     Raises:
-        ImageError: files, and there is no such file; a password that ends the host of an address.
+        ImageError: files, and there is no such file; a password that ends the host of an address, or a space or control character in it.
     """
     scheme, colon, rest = name.partition("://")
     if colon and scheme.lower() in _SCHEMES:
+        if found := _CONTROL.search(name):
+            raise ImageError(
+                f"the address {without_secrets(name)!r} has the character {found[0]!r}; write it as {quote(found[0])}, or leave it out"
+            )
         if _SPLIT_PASSWORD.match(rest):
             raise ImageError(
                 f"the user name or password in {scheme}://...@{rest.rpartition('@')[2]} has '/', '?' or '#', which end the host of an "
@@ -213,6 +239,7 @@ def _open(source: LiveSource, timeout_s: float, transport: str) -> Iterator[tupl
         with open_video(Path(source.address)) as (container, stream):
             yield av, container, stream
         return
+    allowed = {"format_whitelist": ",".join(_NETWORK_DEMUXERS), "protocol_whitelist": ",".join(_PROTOCOLS)}
     options = {"flags": "low_delay", "analyzeduration": "1000000", "fpsprobesize": "0"}
     if source.address.lower().startswith("rtsp"):
         options["rtsp_transport"] = transport
@@ -222,6 +249,7 @@ def _open(source: LiveSource, timeout_s: float, transport: str) -> Iterator[tupl
             source.address,
             format="v4l2" if source.kind == "device" else None,
             options=options,
+            container_options=allowed if source.kind == "network" else {},
             timeout=(timeout_s, timeout_s),
         ) as container:
             opened = True

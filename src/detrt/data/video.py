@@ -24,7 +24,7 @@ from .raw_image import ORIENTATIONS, Colours, LoadedImage, YuvImage, upright
 _thread = threading.local()
 # The demuxers of FFmpeg that hold the files of `VIDEO_SUFFIXES`, whichever of them a file says it is. Others read a list that names
 # further files or addresses (concat, hls, dash, imf), or what is no video.
-_DEMUXERS = ("mov", "matroska", "avi", "flv", "asf", "mpeg", "mpegvideo", "mpegts", "ogg", "m4v", "yuv4mpegpipe")
+DEMUXERS = ("mov", "matroska", "avi", "flv", "asf", "mpeg", "mpegvideo", "mpegts", "ogg", "m4v", "yuv4mpegpipe")
 # Of written time stamps: exact for 25, 30, 50 and 60 frames a second and for 30000/1001; MPEG-4 has 16 bits for it.
 _TICK = Fraction(1, 60000)
 _CLOCK_MAY_JUMP = 0x200  # AVFMT_TS_DISCONT of a container
@@ -241,7 +241,7 @@ def open_video(path: Path, gpu: VideoGpu | None = None) -> Iterator[tuple]:
 
 def _open(av: ModuleType, path: Path, **choices: Any) -> Any:
     # Whole names of FFmpeg, such as "mov,mp4,m4a,3gp,3g2,mj2", are compared with each word of the list.
-    return av.open(str(path), container_options={"format_whitelist": ",".join(_DEMUXERS)}, **choices)
+    return av.open(str(path), container_options={"format_whitelist": ",".join(DEMUXERS)}, **choices)
 
 
 def _open_on_gpu(av: ModuleType, path: Path, gpu: VideoGpu) -> Any:
