@@ -117,5 +117,5 @@ def test_bad_json(text, words):
 def test_parse_size():
     assert parse_size("480x640") == (480, 640) and parse_size("640") == (640, 640)
     for text in ("", "x", "-5", "1x2x3", "12.5", "0x5", "480,640"):
-        with pytest.raises(SpecError, match="--size"):
+        with pytest.raises(SpecError, match="`size`"):
             parse_size(text)

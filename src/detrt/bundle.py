@@ -315,13 +315,15 @@ def writing_bundle(output: Path | str) -> Iterator[Path]:
     """
     output = Path(output)
     if output.exists() and not output.is_dir():
-        raise OutputError(f"cannot write the bundle '{output}': it is a file; give a folder with -o")
+        raise OutputError(f"cannot write the bundle '{output}': it is a file; give a folder with `output`")
     place = Path(os.path.realpath(output))  # behind a link, so that the folder is written and not the link to it
     files.remove_dead(place.parent, place.name)
     files.remove_dead(place)
     exists = place.is_dir()
     if exists and not (place / MANIFEST).is_file() and any(place.iterdir()):
-        raise OutputError(f"cannot write the bundle '{output}': the folder holds other files; give a new or empty folder with -o")
+        raise OutputError(
+            f"cannot write the bundle '{output}': the folder holds other files; give a new or empty folder with `output`"
+        )
     temporary = place  # for the message below, should the folder not be made
     try:
         # Inside a folder that is there: it may be a volume of its own, where nothing outside can be renamed into it.
@@ -561,7 +563,7 @@ def read_sidecar(engine: Path) -> tuple[ModelSpec, EngineFacts]:
     """
     path = sidecar_path(engine)
     if not engine.is_file():
-        raise EngineError(f"there is no engine '{engine}'; build one with: detrt build MODEL -o OUT")
+        raise EngineError(f"there is no engine '{engine}'; build one with: `build(MODEL, output=OUT)`")
     if not path.is_file():
         raise EngineError(f"'{engine}' has no sidecar '{path.name}'; detrt cannot know what it is. Build it with detrt build")
     data = read_json(path)

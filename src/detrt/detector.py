@@ -249,7 +249,7 @@ class Detector:
             if not takes_prompt and (prompt is not None or task or phrases != "best"):
                 raise PromptError(NO_PROMPT)
             if takes_prompt and classes is not None:
-                raise PromptError(_NO_CLASSES.format("--classes", "classes"))
+                raise PromptError(_NO_CLASSES.format("`classes`"))
             self._prompt_options = {"task": task, "phrases": phrases, "text_threshold": text_threshold}
             self.session = session if prompt is None else session.bind(prompt, **self._prompt_options)
             self.spec: ModelSpec = self.session.spec
@@ -278,7 +278,7 @@ class Detector:
     def _thresholds_of(self, named: Mapping[str | int, float]) -> dict[int, float]:
         """Thresholds by class id. Raises SpecError for unknown classes, PromptError for a model that takes a prompt."""
         if named and self.session.info.text is not None:
-            raise PromptError(_NO_CLASSES.format("--class-thresholds", "class_thresholds"))
+            raise PromptError(_NO_CLASSES.format("`class_thresholds`"))
         return self.spec.class_thresholds(named.items())
 
     def _choose_batches(self, size_hw: SizeHW | None, batch_size: int | None, on_device: bool, image_decoder: str) -> None:
@@ -303,7 +303,7 @@ class Detector:
         info = self.session.info
         if info.sizes and size_hw is not None and tuple(size_hw) not in info.sizes:
             raise SpecError(
-                f"--size {size_words([size_hw])}: this bundle was compiled for {size_words(info.sizes)}; give one of them, or none"
+                f"`size={size_words([size_hw])}`: this bundle was compiled for {size_words(info.sizes)}; give one of them, or none"
             )
         shape = info.pixel_shape
         if size_hw is None and not info.sizes and self.spec.input.dynamic and all(isinstance(side, int) for side in shape[2:]):
@@ -559,7 +559,7 @@ class Detector:
             DetrtError: as `__call__`, and its ValueError and TypeError.
         """
         if classes is not None and self.session.info.text is not None:
-            raise PromptError(_NO_CLASSES.format("--classes", "classes"))
+            raise PromptError(_NO_CLASSES.format("`classes`"))
         class_ids = self.class_ids if classes is None else self._ids_of(classes)
         own = self.class_thresholds if class_thresholds is None else self._thresholds_of(class_thresholds)
         threshold = self.threshold if threshold is None else threshold
@@ -622,13 +622,10 @@ def check_image_decoder(name: str) -> None:
         raise ValueError(f"image_decoder must be one of {', '.join(IMAGE_DECODERS)}; got {name!r}")
 
 
-_NO_CLASSES = (
-    "this model has no classes of its own to choose from with {} (Python: {}=...); say what to find "
-    "with --prompt or --classes-from (Python: prompt=...)"
-)
+_NO_CLASSES = "this model has no classes of its own to choose from with {}; say what to find with `prompt` or `classes_from`"
 _NO_GPU_DECODING = (
-    "--image-decoder gpu (Python: image_decoder='gpu') is for models whose images a GPU resizes: a package of an NVIDIA GPU "
-    "(--backend inductor), or an engine or ONNX Runtime with --device cuda:0, and PyTorch's CUDA build; this one runs with {}. Leave it out, or "
+    "`image_decoder=gpu` is for models whose images a GPU resizes: a package of an NVIDIA GPU "
+    "(`backend=inductor`), or an engine or ONNX Runtime with `device=cuda:0`, and PyTorch's CUDA build; this one runs with {}. Leave it out, or "
     "choose such a backend"
 )
 

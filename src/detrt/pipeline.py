@@ -102,8 +102,9 @@ def build(
     load, held = changed(load, changes), _bundle_at(Path(model))
     if output is None:
         if held is None:
-            example = f"{hub} -o {Path(model).name}" if (hub := hub_name(str(model))) else "-o bundle"
-            raise OutputError(f"it is not said where the bundle goes; give a folder with -o, such as {example}")
+            hub = hub_name(str(model))
+            example = f"`build({hub}, output={Path(model).name})`" if hub else "`output=bundle`"
+            raise OutputError(f"it is not said where the bundle goes; give a folder with `output`, such as {example}")
         output = model
     grows = held is not None and Path(output).is_dir() and os.path.samefile(model, output)
     plan, jobs, warnings = _planned(model, held, grows, _configs(targets, str(model)), export, precision, load)
@@ -215,14 +216,14 @@ def _check_addition(bundle: Bundle, precision: PrecisionConfig, *, adds: bool) -
     """
     if precision.target != Precision.FP32:
         raise ExportError(
-            f"--precision {precision.precision} changes the graph, and the engines of '{bundle.folder}' were built from the one "
-            "it has; build another bundle with -o FOLDER"
+            f"`precision={precision.precision}` changes the graph, and the engines of '{bundle.folder}' were built from the one "
+            "it has; build another bundle with `output=FOLDER`"
         )
     if not adds:
         *others, graph = builds()
         raise ExportError(
-            f"'{bundle.folder}' has its ONNX graph already, so --target {graph} adds nothing; choose --target "
-            f"{', '.join(others[:-1])} or {others[-1]}, or another bundle with -o FOLDER"
+            f"'{bundle.folder}' has its ONNX graph already, so `targets={graph}` adds nothing; choose "
+            f"`targets={others[0]}`, {', '.join(others[1:-1])} or {others[-1]}, or another bundle with `output=FOLDER`"
         )
 
 
@@ -368,13 +369,13 @@ def check_prompt(spec: ModelSpec, precision: PrecisionConfig) -> None:
     if spec.text is None:
         if precision.prompt is not None:
             raise ExportError(
-                f"--prompt {precision.prompt!r} is for models that take one; this one has fixed classes; leave it out"
+                f"`prompt={precision.prompt!r}` is for models that take one; this one has fixed classes; leave it out"
             )
         return
     if precision.calibration is not None and precision.prompt is None:
         raise ExportError(
-            f"--calibration '{precision.calibration}' runs the model, which needs to know what to look for; give --prompt "
-            "'a cat. a dog.' with it, naming things that are in the images"
+            f"`calibration='{precision.calibration}'` runs the model, which needs to know what to look for; give "
+            "`prompt='a cat. a dog.'` with it, naming things that are in the images"
         )
 
 
@@ -385,14 +386,14 @@ def refuse_export_choices(model: Path | str, export: ExportConfig, load: LoadOpt
     """
     if load.labels is not None:
         raise SpecError(
-            f"--labels '{load.labels}' cannot be given with '{model}': the labels of an ONNX file are part of its spec; "
+            f"`labels='{load.labels}'` cannot be given with '{model}': the labels of an ONNX file are part of its spec; "
             "give them to detrt export"
         )
     if load.family is not None:
-        raise SpecError(f"--family {load.family} says how a checkpoint is read, and '{model}' is exported already; leave it out")
+        raise SpecError(f"`family={load.family}` says how a checkpoint is read, and '{model}' is exported already; leave it out")
     if load.tokenizer is not None:
         raise SpecError(
-            f"--tokenizer '{load.tokenizer}' cannot be given with '{model}', which has its own beside it; leave it out"
+            f"`tokenizer='{load.tokenizer}'` cannot be given with '{model}', which has its own beside it; leave it out"
         )
     for option in load.typed():
         raise SpecError(
@@ -400,20 +401,18 @@ def refuse_export_choices(model: Path | str, export: ExportConfig, load: LoadOpt
         )
     for name in FLAGS:
         if getattr(load, name) and not checkpoint:
-            raise SpecError(f"--{name.replace('_', '-')} has no effect on '{model}', which is exported already; leave it out")
+            raise SpecError(f"`{name}` has no effect on '{model}', which is exported already; leave it out")
     if export.height is not None and not builds:
         raise ExportError(
-            f"--size {export.height}x{export.width} has no effect on '{model}', which is exported already, without an engine; "
-            "leave it out, or choose an engine with --target"
+            f"`size={export.height}x{export.width}` has no effect on '{model}', which is exported already, without an engine; "
+            "leave it out, or choose an engine with `targets`"
         )
     usual = ExportConfig()
     for field in fields(ExportConfig):
         given = getattr(export, field.name)
         if field.name not in ("height", "width") and given != getattr(usual, field.name):
-            option = field.name.replace("_", "-")
-            name = f"--no-{option}" if given is False else f"--{option} {given}"
             raise ExportError(
-                f"{name} has no effect on '{model}', which is exported already; leave it out, or give it to "
+                f"`{field.name}={given}` has no effect on '{model}', which is exported already; leave it out, or give it to "
                 "detrt export or to detrt build with the checkpoint"
             )
 

@@ -564,25 +564,25 @@ def is_text_encoder(inputs: tuple[TensorInfo, ...]) -> bool:
     return {info.name for info in inputs} == set(TEXT_ENCODER_INPUTS)
 
 
-def parse_size(text: str, flag: str = "--size") -> tuple[int, int]:
+def parse_size(text: str, flag: str = "size") -> tuple[int, int]:
     """ "480x640" -> (480, 640), (height, width) in pixels; "640" -> (640, 640). Raises SpecError."""
     match = re.fullmatch(r"(\d{1,9})(?:x(\d{1,9}))?", text.strip().lower())
     if not match or not all(1 <= int(side) <= LARGEST_SIDE for side in match.groups() if side):
         raise SpecError(
-            f"{flag} must be one number such as 640, or HEIGHTxWIDTH such as 480x640, from 1 to {LARGEST_SIDE} pixels; got {text!r}"
+            f"`{flag}` must be one number such as 640, or HEIGHTxWIDTH such as 480x640, from 1 to {LARGEST_SIDE} pixels; got {text!r}"
         )
     return int(match[1]), int(match[2] or match[1])
 
 
-def parse_triple(text: str, flag: str = "--batch") -> Triple:
-    """ "1,4,8" -> (1, 4, 8), the min, opt and max of an axis; "4" -> (4, 4, 4). flag: the option that has it.
+def parse_triple(text: str, flag: str = "batch") -> Triple:
+    """ "1,4,8" -> (1, 4, 8), the min, opt and max of an axis; "4" -> (4, 4, 4). flag: the field that has it.
 
     Raises:
         SpecError: not one or three integers.
     """
     parts = [part.strip() for part in text.split(",")]
     if len(parts) not in (1, 3) or not all(part.isdecimal() for part in parts):
-        raise SpecError(f"{flag} must be MIN,OPT,MAX such as 1,4,8, or one number such as 4; got {text!r}")
+        raise SpecError(f"`{flag}` must be MIN,OPT,MAX such as 1,4,8, or one number such as 4; got {text!r}")
     numbers = [int(part) for part in parts]
     return (numbers[0], numbers[0], numbers[0]) if len(numbers) == 1 else (numbers[0], numbers[1], numbers[2])
 
@@ -591,7 +591,7 @@ def parse_numbers(text: str, flag: str) -> tuple[int, ...]:
     """Comma-separated integers above 0: "4,8" -> (4, 8). Raises SpecError."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise SpecError(f"{flag} must be comma-separated integers above 0, such as 1,4,8; got {text!r}")
+        raise SpecError(f"`{flag}` must be comma-separated integers above 0, such as 1,4,8; got {text!r}")
     return tuple(int(part) for part in parts)
 
 

@@ -30,11 +30,11 @@ PACKAGES: dict[str, tuple[str, str, str]] = {
     "cuda-python": ("cuda.bindings", "gpu", "run engines"),
     "tokenizers": ("tokenizers", "text", "models that take a prompt"),
     "av": ("av", "video", "read and write videos"),
-    "nvidia-nvimgcodec-cu13": ("nvidia.nvimgcodec", "decode", "--image-decoder gpu: JPEG files"),
+    "nvidia-nvimgcodec-cu13": ("nvidia.nvimgcodec", "decode", "`image_decoder=gpu`: JPEG files"),
     "pycocotools": ("pycocotools", "eval", "COCO AP"),
     "matplotlib": ("matplotlib", "bench", "plots of detrt bench"),
     "supervision": ("supervision", "supervision", "Detections.to_supervision"),
-    "trackers": ("trackers", "track", "--track"),
+    "trackers": ("trackers", "track", "`track`"),
     "fastapi": ("fastapi", "serve", "detrt serve"),
     "uvicorn": ("uvicorn", "serve", "detrt serve"),
 }
@@ -294,7 +294,7 @@ def parse_devices(text: str) -> tuple[str, ...]:
         elif part in ("all", "cuda:all"):
             found += _every_gpu()
         else:
-            raise SessionError(f"--device takes {_FORM}; got {text!r}")
+            raise SessionError(f"`device` takes {_FORM}; got {text!r}")
     return tuple(found)
 
 
@@ -307,11 +307,11 @@ def _every_gpu() -> list[str]:
             done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise SessionError(
-                f"--device cuda:all: nvidia-smi, which lists the GPUs, cannot be run ({error}); name them: 0,1"
+                f"`device=cuda:all`: nvidia-smi, which lists the GPUs, cannot be run ({error}); name them: 0,1"
             ) from None
         count = len(re.findall(r"^GPU \d+:", done.stdout, re.MULTILINE))
     if not count:
-        raise SessionError("--device cuda:all: there is no NVIDIA GPU here; name the devices, e.g. --device cpu,cpu")
+        raise SessionError("`device=cuda:all`: there is no NVIDIA GPU here; name the devices, e.g. `device=cpu,cpu`")
     return [f"cuda:{index}" for index in range(count)]
 
 

@@ -294,18 +294,18 @@ def test_words_that_the_tokenizer_does_not_know():
 def test_no_prompt():
     detector = Detector(make_prompted())
     for run in (lambda: detector([GREEN]), detector.check_prompt, lambda: next(detector.stream([GREEN]))):
-        with pytest.raises(PromptError, match=r"there is none.*--prompt"):
+        with pytest.raises(PromptError, match=r"there is none.*`prompt="):
             run()
-    with pytest.raises(PromptError, match=r"text_features.*--prompt"):
+    with pytest.raises(PromptError, match=r"text_features.*`prompt`"):
         make_prompted().run({"pixel_values": np.zeros((1, 3, 8, 12), np.uint8)})
 
 
 def test_prompts_and_classes_do_not_mix():
-    with pytest.raises(PromptError, match=r"no classes of its own.*--prompt"):
+    with pytest.raises(PromptError, match=r"no classes of its own.*`prompt`"):
         Detector(make_prompted(), prompt="red.", classes=["red"])
     fixed = make_session(fixed_spec())
     for options in ({"prompt": "a cat."}, {"task": "Find it."}, {"phrases": "tokens"}):
-        with pytest.raises(PromptError, match=r"fixed classes.*--classes"):
+        with pytest.raises(PromptError, match=r"fixed classes.*`classes`"):
             Detector(fixed, **options)
     with pytest.raises(PromptError, match="fixed classes"):
         Detector(fixed)([GREEN], prompts=["a cat."])

@@ -24,6 +24,7 @@ from detrt.bench.profile import kind_of_kernel, matmul_work, roofline, sum_by_ru
 from detrt.bench.run import bench
 from detrt.bundle import Bundle
 from detrt.cli import app
+from detrt.cli.spellings import spelled
 from detrt.data.scenes.scene import draw_scene
 from detrt.errors import DetrtError, MissingPackageError, SessionError
 from detrt.models import source
@@ -122,7 +123,7 @@ def test_transformers_as_its_users_run_it(name, prompt, backend):
             calls(size, images)
         return
     if name == "sam3":
-        with pytest.raises(SessionError, match="takes 112x112 only; leave --size out"):
+        with pytest.raises(SessionError, match="takes 112x112 only; leave `size` out"):
             calls((96, 128), images)
     ((found, scopes),) = calls(size, images).items()
     outputs, detections = scopes["forward"](), scopes["end_to_end"]()
@@ -219,7 +220,7 @@ def test_the_command(bundle, tmp_path):
 def test_bad_choices(bundle, arguments, says):
     done = CliRunner().invoke(app, ["bench", str(bundle), "--repeats", "1", "--warmup", "0", *arguments])
     assert isinstance(done.exception, (DetrtError, SystemExit))
-    assert says in (str(done.exception) + done.output).replace("\n", " ")
+    assert says in (spelled(str(done.exception)) + done.output).replace("\n", " ")
 
 
 # What each option is given, to see that it is refused where it has no effect.
@@ -247,7 +248,7 @@ def test_an_option_without_effect_is_refused(bundle, entry):
     """Every option of one kind of models, given with the other kind."""
     model, models = (str(bundle), BUNDLES) if entry.metadata["only"] == CHECKPOINTS else ("embedded:shapes", CHECKPOINTS)
     done = CliRunner().invoke(app, ["bench", model, *GIVEN[entry.name]])
-    said = (str(done.exception) + done.output).replace("\n", " ")
+    said = (spelled(str(done.exception)) + done.output).replace("\n", " ")
     assert f"is for {entry.metadata['only']} and has no effect on {models}" in said
     assert any(option in said for option in GIVEN[entry.name] if option.startswith("--"))
 
@@ -261,7 +262,7 @@ def test_untested_versions_of_transformers(bundle, monkeypatch):
     assert "transformers 5.999.0, which detrt was not tested with" in str(refused.exception)
     done = CliRunner().invoke(app, [*arguments, *against, allow])
     assert done.exit_code == 0 and "transformers-cpu" in {row["backend"] for row in json.loads(done.stdout)["rows"]}
-    said = str(CliRunner().invoke(app, [*arguments, allow]).exception)
+    said = spelled(str(CliRunner().invoke(app, [*arguments, allow]).exception))
     assert said == f"{allow} says how a checkpoint is loaded, and '{bundle}' is a bundle; leave it out"
 
 
@@ -270,7 +271,7 @@ def test_against_takes_how_a_checkpoint_is_read(bundle, tiny, tmp_path):
     folder = save_folder(tiny("lw_detr"), tmp_path / "folder")
     (folder / "preprocessor_config.json").unlink()
     arguments = ["bench", str(bundle), "--repeats", "1", "--warmup", "0", "--json", "-", "--against", str(folder)]
-    assert "--preprocess family-default" in str(CliRunner().invoke(app, arguments).exception)
+    assert "--preprocess family-default" in spelled(str(CliRunner().invoke(app, arguments).exception))
     done = CliRunner().invoke(app, [*arguments, "--preprocess", "family-default"])
     report = json.loads(done.stdout)
     assert report["config"]["preprocess"] == "family-default" and not report["config"]["trust_remote_code"]
@@ -288,7 +289,7 @@ def test_a_prompted_bundle_needs_its_prompt(tmp_path):
     from detrt.pipeline import build
 
     build("embedded:phrases", tmp_path / "b", export=ExportConfig(check=False))
-    with pytest.raises(SessionError, match="--prompt 'a cat"):
+    with pytest.raises(SessionError, match="`prompt='a cat"):
         bench([str(tmp_path / "b")], BenchConfig(repeats=1))
     given = ("embedded:phrases",)
     config = BenchConfig(repeats=1, warmup=0, prompt="a red circle. a square.", parts=True, against=given)

@@ -209,7 +209,7 @@ def test_batch_outside_of_the_profile(tmp_path):
 
     with TensorRTSession(path, trt=fake_trt("tensorrt-rtx", cuda, model), cuda=cuda) as session:
         assert session.run({"pixel_values": np.zeros((2, 3, 8, 12), np.uint8)})["logits"].shape == (2, 4, 3)
-        with pytest.raises(DetrtError, match=r"batch 3; this engine takes 1 to 2.*--batch") as caught:
+        with pytest.raises(DetrtError, match=r"batch 3; this engine takes 1 to 2.*`batch=") as caught:
             session.run({"pixel_values": np.zeros((3, 3, 8, 12), np.uint8)})
         assert caught.value.exit_code == 2
 

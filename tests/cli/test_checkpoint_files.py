@@ -105,7 +105,7 @@ def test_detect_takes_names_for_a_checkpoint_only(bundle, files):
     assert rows and {row["label"] for row in rows} <= set("abcdefg")
     refused = run("detect", folder, image, "--labels", files / "names.txt")
     assert refused.code == 2 and "has its own; leave it out" in refused.err
-    with pytest.raises(SpecError, match="--family detr says how a checkpoint is read"):
+    with pytest.raises(SpecError, match="`family=detr` says how a checkpoint is read"):
         open_session(folder, family="detr")
 
 

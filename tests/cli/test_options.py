@@ -16,6 +16,7 @@ from detrt.backends.inductor.config import InductorConfig
 from detrt.backends.tensorrt import EngineConfig
 from detrt.cli import app, load_command
 from detrt.cli.options import PANELS, Given, PromptOptions, command, flag_of
+from detrt.cli.spellings import spelled
 from detrt.errors import GraphError, PromptError
 from detrt.models.contract import ExportConfig
 from detrt.models.load import LoadOptions
@@ -48,7 +49,7 @@ def test_defaults_are_those_of_the_config(name, configs):
     assert declared
     for one in declared:
         option = options[flag_of(one)]
-        assert option.help.startswith(one.metadata["help"])
+        assert option.help.startswith(spelled(one.metadata["help"], by_rule=True))
         if "parse" not in one.metadata and not one.metadata.get("many"):
             assert option.default == one.default, one.name
 
@@ -68,7 +69,7 @@ def test_help_imports_no_command():
     loaded = ast.literal_eval(done.stdout.splitlines()[-1])
     assert {"detrt.cli", "detrt.errors"} <= set(loaded)
     inner = {name for name in loaded if name.startswith("detrt.cli.") or name.count(".") > 1}
-    assert inner == {"detrt.cli.streams"}  # which every command needs
+    assert inner == {"detrt.cli.spellings", "detrt.cli.streams"}  # which every command needs
 
 
 def test_every_option_has_a_panel_of_the_list():
@@ -166,7 +167,7 @@ def test_idle_options_are_refused(cli, place, arguments, names, advice):
 
 
 def test_python_refuses_the_same():
-    with pytest.raises(GraphError, match="--low int8 has no effect without --precision auto"):
+    with pytest.raises(GraphError, match="`low=int8` has no effect without `precision=auto`"):
         PrecisionConfig("fp16", low="int8")
 
 

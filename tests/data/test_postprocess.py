@@ -160,7 +160,7 @@ def test_overflow_is_an_error(name, value):
     values = outputs(np.zeros((4, 3)))
     values[name] = values[name].copy()
     values[name][0, 3, 1] = value
-    with pytest.raises(SessionError, match=rf"'{name}'.*--precision fp32"):
+    with pytest.raises(SessionError, match=rf"'{name}'.*`precision=fp32`"):
         decode(values, make_spec(), [(8, 8)])
 
 

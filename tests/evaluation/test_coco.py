@@ -139,7 +139,7 @@ def test_saved_masks_in_other_forms(coco, mask):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"category_id": 89}, "categories that .* does not name: id 89; .* --coco-images ANNOTATIONS"),
+        ({"category_id": 89}, "categories that .* does not name: id 89; .* `coco_images=ANNOTATIONS`"),
         ({"category_id": "90"}, "categories that .* does not name: id 90"),
         ({"category_id": [90]}, r"entry 0 has the image_id 7 and category_id \[90\], which are no ids"),
         ({"image_id": {}}, "which are no ids"),

@@ -156,9 +156,9 @@ def test_coordinates_at_an_integer_do_not_fail_verify(cut_coordinates, tiny, mon
 
 
 def test_what_is_refused(tiny):
-    with pytest.raises(ExportError, match="--decode graph: PP-DocLayoutV4 returns detections in reading order"):
+    with pytest.raises(ExportError, match="`decode=graph`: PP-DocLayoutV4 returns detections in reading order"):
         exported_spec(tiny("pp_doclayout_v4"), ExportConfig(decode="graph"))
-    with pytest.raises(SourceError, match="--queries 5: PP-DocLayoutV3 is not made for fewer queries"):
+    with pytest.raises(SourceError, match="`queries=5`: PP-DocLayoutV3 is not made for fewer queries"):
         load_source("random:pp_doclayout_v3/tiny", queries=5)
 
 

@@ -140,16 +140,16 @@ def test_choices_that_a_family_cannot_take(name, choices, words, tiny, tmp_path)
 @pytest.mark.parametrize(
     ("choices", "words"),
     [
-        ({"opset": 16}, "--opset must be one of 17, 18, 19, 20; got 16"),
-        ({"msda": "kernel"}, "--msda must be one of .*got 'kernel'"),
-        ({"decode": "nms"}, "--decode .*got 'nms'"),
-        ({"input_dtype": "float16"}, "--input-dtype .*got 'float16'"),
-        ({"height": 640}, "give both --height and --width"),
-        ({"height": 0, "width": 64}, "--height .*got 0"),
-        ({"width": 2.5, "height": 64}, "--width .*got 2.5"),
-        ({"max_detections": 0}, "--max-detections .*got 0"),
-        ({"score_threshold": 1.5}, "--score-threshold .*got 1.5"),
-        ({"score_threshold": 0.3}, "--score-threshold 0.3 is for a graph that decodes: add --decode graph"),
+        ({"opset": 16}, "`opset` must be one of 17, 18, 19, 20; got 16"),
+        ({"msda": "kernel"}, "`msda` must be one of .*got 'kernel'"),
+        ({"decode": "nms"}, "`decode` .*got 'nms'"),
+        ({"input_dtype": "float16"}, "`input_dtype` .*got 'float16'"),
+        ({"height": 640}, "give both `height` and `width`"),
+        ({"height": 0, "width": 64}, "`height` .*got 0"),
+        ({"width": 2.5, "height": 64}, "`width` .*got 2.5"),
+        ({"max_detections": 0}, "`max_detections` .*got 0"),
+        ({"score_threshold": 1.5}, "`score_threshold` .*got 1.5"),
+        ({"score_threshold": 0.3}, "`score_threshold=0.3` is for a graph that decodes: add `decode=graph`"),
         ({"mask": False}, "needs a fixed size"),
     ],
 )
@@ -170,7 +170,7 @@ def test_forced_selection():
         values.topk(1)
     with pytest.raises(ExportError, match="more top-k selections"), forced_topk([index]):
         pass
-    with pytest.raises(ExportError, match=r"selects 2 .*, the PyTorch model 3; .*--queries"), forced_topk([index]):
+    with pytest.raises(ExportError, match=r"selects 2 .*, the PyTorch model 3; .*`queries`"), forced_topk([index]):
         values.topk(3)
 
 

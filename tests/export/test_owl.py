@@ -147,7 +147,7 @@ def test_what_is_refused(tiny, models, tmp_path):
     for change, words in (
         ({"do_pad": False}, "do_pad False"),
         ({"resample": 3}, "resample 3"),
-        ({"size": [64, 64]}, "e.g. --resize 96x96"),
+        ({"size": [64, 64]}, "e.g. `resize=96x96`"),
     ):
         path.write_text(json.dumps({**written, **change}))
         with pytest.raises(SourceError, match=words):
@@ -288,10 +288,10 @@ def test_image_queries_that_are_refused(exported, models, tmp_path, capsys):
         ImageQueries(())
     with pytest.raises(PromptError, match="2 names of 1 query images"):
         ImageQueries((image,), ("a", "b"))
-    with pytest.raises(ExportError, match="--image-queries is for OWL-ViT and OWLv2"):
+    with pytest.raises(ExportError, match="`image_queries` is for OWL-ViT and OWLv2"):
         export_onnx(load_source("random:omdet_turbo/tiny"), tmp_path / "m.onnx", ExportConfig(image_queries=True))
     decoded = open_session(str(exported("owlv2", decode="graph", **SHARED["owlv2"]).path))
-    with decoded, pytest.raises(PromptError, match="without --decode graph"):
+    with decoded, pytest.raises(PromptError, match="without `decode=graph`"):
         decoded.bind(ImageQueries((image,)))
     with pytest.raises(SessionError, match="give the model itself"):
         open_session(str(exported("owlvit", **SHARED["owlvit"]).path.with_name("query.onnx")))

@@ -232,7 +232,7 @@ def test_raw_outputs_decode_outside(pairs):
 @pytest.mark.parametrize(
     ("name", "choices", "message"),
     [
-        ("omdet_turbo", {"single_graph": True}, "leave --single-graph out"),
+        ("omdet_turbo", {"single_graph": True}, "leave `single_graph` out"),
         ("rt_detr_v2", {"single_graph": True}, "models that take a prompt"),
         ("omdet_turbo", {"height": 100, "width": 128}, "multiple of 32; got 100"),
         ("grounding_dino", {"decode": "graph", "max_detections": 21}, "at most 20"),
@@ -247,7 +247,7 @@ def test_choices_that_a_family_cannot_take(name, choices, message, tiny, tmp_pat
 def test_a_source_without_tokenizer_is_refused(tiny, tmp_path):
     from dataclasses import replace
 
-    with pytest.raises(SourceError, match="no tokenizer; give one with --tokenizer FILE"):
+    with pytest.raises(SourceError, match="no tokenizer; give one with `tokenizer=FILE`"):
         export_onnx(replace(tiny("grounding_dino"), tokenizer=None), tmp_path / "model.onnx")
     with pytest.raises(ExportError, match="'text.onnx' is the name of"):
         export_onnx(tiny("grounding_dino"), tmp_path / "text.onnx")

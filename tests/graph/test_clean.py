@@ -68,7 +68,7 @@ def test_read_spec_errors(model, tmp_path):
     path = tmp_path / "model.onnx"
     del model.metadata_props[:]
     graph.save(model, path)
-    with pytest.raises(GraphError, match=r"model\.onnx' carries no detrt spec.*detrt export"):
+    with pytest.raises(GraphError, match=r"model\.onnx' carries no detrt spec.*`export\("):
         graph.read_spec(path)
     model.metadata_props.add(key=io.SPEC_KEY, value='{"schema": 99}')
     graph.save(model, path)

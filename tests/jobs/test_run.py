@@ -20,6 +20,7 @@ from onnx_models import make_model, make_spec
 
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.cli.detect import detect
+from detrt.cli.spellings import spelled
 from detrt.data.images import Input, expand_inputs
 from detrt.data.video import read_frames, video_facts, video_writer
 from detrt.detector import Detector
@@ -63,7 +64,7 @@ def run(*arguments, code=0):
         raise error
     else:
         assert result.exit_code == code, result.output
-    return result, str(error or "")
+    return result, spelled(str(error or ""))
 
 
 def lines(text):

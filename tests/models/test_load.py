@@ -181,7 +181,7 @@ DAMAGE = {
     ),
     "own code": (
         lambda f: edit_json(f / "config.json", auto_map={"AutoModelForObjectDetection": "modeling_own.Own"}),
-        r"own code \(modeling_own\.py\).*--trust-remote-code",
+        r"own code \(modeling_own\.py\).*`trust_remote_code`",
     ),
     "damaged auto_map": (lambda f: edit_json(f / "config.json", auto_map="modeling_own.Own"), r"own code \(modeling_own\.py\)"),
 }

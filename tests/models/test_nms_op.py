@@ -123,9 +123,9 @@ def test_nms_outside_sees_every_candidate_of_a_decoding_graph():
         (
             "soft_nms",
             {"decode": "graph", "nms": "graph"},
-            "soft-NMS, which ONNX has no operator for; use --nms graph-hard",
+            "soft-NMS, which ONNX has no operator for; use `nms=graph-hard`",
         ),
-        ("none", {"decode": "graph", "nms": "graph"}, "asks for no NMS; use --nms graph-hard"),
+        ("none", {"decode": "graph", "nms": "graph"}, "asks for no NMS; use `nms=graph-hard`"),
     ),
 )
 def test_what_no_graph_has_is_refused(nms, choices, words):
@@ -134,9 +134,9 @@ def test_what_no_graph_has_is_refused(nms, choices, words):
 
 
 def test_nonsense_is_refused():
-    with pytest.raises(ExportError, match="needs --decode graph"):
+    with pytest.raises(ExportError, match="needs `decode=graph`"):
         ExportConfig(nms="graph-hard")
-    with pytest.raises(ExportError, match="--nms must be one of"):
+    with pytest.raises(ExportError, match="`nms` must be one of"):
         ExportConfig(nms="soft")
     with pytest.raises(SpecError, match="nms_in_graph needs"):
         source("soft_nms").spec.with_decode(in_graph=True, nms_in_graph=True)

@@ -58,7 +58,7 @@ def test_it_is_listed():
 
 
 def test_messages_name_it(checkpoint):
-    with pytest.raises(SourceError, match="--family takes: .*glance"):
+    with pytest.raises(SourceError, match="`family` takes: .*glance"):
         load_source(checkpoint[0], family="nothing")
 
 

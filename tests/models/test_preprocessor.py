@@ -120,8 +120,8 @@ def write(folder, file, name="preprocessor_config.json"):
 @pytest.mark.parametrize(
     ("resize", "words"),
     [
-        ("333x333", r"^--resize 333x333 cannot be done: size .* multiples of 32, e.g. --resize 352x352$"),
-        ("shortest:320,480", r"^--resize shortest:320,480 cannot be done: .* no padding mask .*--resize HEIGHTxWIDTH stretches"),
+        ("333x333", r"^`resize=333x333` cannot be done: size .* multiples of 32, e.g. `resize=352x352`$"),
+        ("shortest:320,480", r"^`resize=shortest:320,480` cannot be done: .* no padding mask .*`resize=HEIGHTxWIDTH` stretches"),
     ],
 )
 def test_a_resize_that_cannot_be_done_is_not_the_files(resize, words, tiny, tmp_path):
@@ -179,7 +179,7 @@ def test_pixels_are_those_of_transformers(name, settings, tiny, tmp_path):
         entry = read_input_spec(tmp_path, source.family, source.module.config)
     except SourceError as error:
         keeps_aspect = "height" not in settings["size"]
-        assert keeps_aspect and not source.family.mask and "--resize" in str(error) and "size" in str(error)
+        assert keeps_aspect and not source.family.mask and "`resize=" in str(error) and "size" in str(error)
         return
     theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path)
     spec = source.spec.with_input(**{f: getattr(entry, f) for f in InputSpec.__dataclass_fields__})
@@ -214,7 +214,7 @@ def test_a_processor_of_images_and_text_writes_one_nested_file(name, tiny, tmp_p
 def test_a_folder_without_a_file_needs_a_choice(tiny, tmp_path):
     source = tiny("rt_detr")
     source.module.save_pretrained(tmp_path)
-    with pytest.raises(SourceError, match=r"has neither preprocessor_config.json nor .*--resize .*--preprocess family-default"):
+    with pytest.raises(SourceError, match=r"has neither preprocessor_config.json nor .*`resize=.*`preprocess=family-default`"):
         load_source(str(tmp_path))
     assert load_source(str(tmp_path), preprocess="family-default").spec.input == source.spec.input
     stated = load_source(str(tmp_path), resize="320x416").spec.input
@@ -225,7 +225,7 @@ def test_resize_is_stated_beside_the_file(tiny, tmp_path):
     """The file's normalisation stays."""
     write(tmp_path, {"do_resize": False, "image_mean": [0.1, 0.2, 0.3]})
     config = tiny("detr").module.config
-    with pytest.raises(SourceError, match="says do_resize false: .*--resize"):
+    with pytest.raises(SourceError, match="says do_resize false: .*`resize="):
         read_input_spec(tmp_path, BY_NAME["detr"], config)
     for text, wanted in {
         "480x640": {"resize": "stretch", "height": 480, "width": 640},
@@ -241,14 +241,14 @@ def test_resize_is_stated_beside_the_file(tiny, tmp_path):
 
 @pytest.mark.parametrize("text", ["", "big", "0", "480x", "shortest:480", "shortest:800,480", "fit:99999", "crop:480", "480,640"])
 def test_a_resize_that_cannot_be_read(text):
-    with pytest.raises(SourceError, match=r"--resize must be HEIGHTxWIDTH .* got '"):
+    with pytest.raises(SourceError, match=r"`resize` must be HEIGHTxWIDTH .* got '"):
         parse_resize(text)
 
 
 @pytest.mark.parametrize("ref", ["random:rt_detr/tiny", "ckpt:model.pth"])
 @pytest.mark.parametrize("option", [{"resize": "320"}, {"preprocess": "family-default"}])
 def test_choices_are_for_folders(ref, option):
-    with pytest.raises(SourceError, match=f"--{next(iter(option))} .* is for a folder in transformers format"):
+    with pytest.raises(SourceError, match=f"`{next(iter(option))}=.*` is for a folder in transformers format"):
         load_source(ref, **option)
 
 
@@ -275,7 +275,7 @@ def test_without_a_folder_no_file_is_read(tiny, tmp_path, monkeypatch):
         ('{"do_normalize": true, "image_mean": [0.5]}', r"input.mean must be 3 finite numbers; got \(0.5,\)"),
         ('{"do_normalize": true, "image_std": [1, 1, 0]}', "input.std must be .*positive"),
         # What detrt does not do, by its name and with the way on.
-        ('{"size": {"height": 330, "width": 641}}', "multiples of 32, e.g. --resize 352x672;.*--resize"),
+        ('{"size": {"height": 330, "width": 641}}', "multiples of 32, e.g. `resize=352x672`;.*`resize="),
         ('{"size": {"shortest_edge": 480, "longest_edge": 640}}', "size .*keeps the aspect ratio: RT-DETR has no padding mask"),
         ('{"do_pad": true, "pad_size": {"height": 96, "width": 96}}', "pad_size .*into which images of size .* do not fit"),
         ('{"do_pad": true, "pad_size": {"height": 704, "width": 704}}', "pad_size .* around images of size"),
@@ -300,7 +300,7 @@ def test_another_filter_without_antialiasing(tiny, tmp_path):
 
 def test_edges_for_a_family_of_fixed_size(tiny, tmp_path):
     write(tmp_path, {"size": {"shortest_edge": 500, "longest_edge": 900}})
-    with pytest.raises(SourceError, match="keeps the aspect ratio: RF-DETR takes one fixed size; .*--resize"):
+    with pytest.raises(SourceError, match="keeps the aspect ratio: RF-DETR takes one fixed size; .*`resize="):
         read_input_spec(tmp_path, BY_NAME["rf_detr"], tiny("rf_detr").module.config)
 
 
@@ -355,5 +355,5 @@ def test_versions_whose_rf_detr_antialiases_are_noted(version, noted, tiny, tmp_
     folder = save_folder(tiny("rf_detr"), tmp_path)
     monkeypatch.setattr(hub, "transformers_version", lambda: version)
     notes = load_source(str(folder)).notes
-    assert any(f"{version} antialiases" in note and "--preprocess family-default" in note for note in notes) is noted
+    assert any(f"{version} antialiases" in note and "`preprocess=family-default`" in note for note in notes) is noted
     assert not load_source(str(folder), preprocess="family-default").notes

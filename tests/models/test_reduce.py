@@ -92,14 +92,14 @@ def test_deimv2_keeps_as_many_pairs_as_its_queries_have():
 @pytest.mark.parametrize(
     ("ref", "choices", "words"),
     [
-        ("random:detr/tiny", {"queries": 5}, r"--queries 5: DETR is not made for fewer .*RT-DETR.*RF-DETR"),
-        ("random:lw_detr/tiny", {"decoder_layers": 1}, r"--decoder-layers 1: LW-DETR is not made"),
-        ("random:grounding_dino/tiny", {"queries": 5}, "--queries 5: Grounding DINO is not made"),
-        ("random:rt_detr/tiny", {"queries": 0}, r"--queries must be from 1 to 20 for this model; got 0"),
+        ("random:detr/tiny", {"queries": 5}, r"`queries=5`: DETR is not made for fewer .*RT-DETR.*RF-DETR"),
+        ("random:lw_detr/tiny", {"decoder_layers": 1}, r"`decoder_layers=1`: LW-DETR is not made"),
+        ("random:grounding_dino/tiny", {"queries": 5}, "`queries=5`: Grounding DINO is not made"),
+        ("random:rt_detr/tiny", {"queries": 0}, r"`queries` must be from 1 to 20 for this model; got 0"),
         ("random:rt_detr/tiny", {"queries": 21}, "from 1 to 20 .* got 21"),
-        ("random:rf_detr/tiny", {"decoder_layers": 3}, "--decoder-layers must be from 1 to 2 for this model; got 3"),
-        ("random:rf_detr-seg/tiny", {"decoder_layers": 1}, "RF-DETR predicts masks from all .* or --no-masks"),
-        ("random:rt_detr/tiny", {"no_masks": True}, "--no-masks is for models with masks, and this RT-DETR has boxes alone"),
+        ("random:rf_detr/tiny", {"decoder_layers": 3}, "`decoder_layers` must be from 1 to 2 for this model; got 3"),
+        ("random:rf_detr-seg/tiny", {"decoder_layers": 1}, "RF-DETR predicts masks from all .* or `no_masks`"),
+        ("random:rt_detr/tiny", {"no_masks": True}, "`no_masks` is for models with masks, and this RT-DETR has boxes alone"),
     ],
 )
 def test_what_is_refused(ref, choices, words):
@@ -147,7 +147,7 @@ def test_a_bundle_says_that_it_is_exported_already(tmp_path, capsys):
     from detrt import open_session
 
     assert main(["export", "random:rt_detr/tiny", "-o", str(tmp_path / "m.onnx"), "--queries", "9", "--no-check"]) == 0
-    with pytest.raises(SpecError, match="--queries"):
+    with pytest.raises(SpecError, match="`queries`"):
         open_session(tmp_path / "m.onnx", queries=5)
     capsys.readouterr()
     assert main(["export", "random:rt_detr/tiny", "-o", str(tmp_path / "n.onnx"), "--queries", "99"]) == 2

@@ -144,7 +144,7 @@ def installed(monkeypatch):
 
 def test_an_untested_version_is_refused_by_name(installed):
     installed("5.999.0")
-    words = rf"transformers 5\.999\.0, which detrt was not tested with; tested: .*{TESTED[-1]}.*--allow-untested-transformers"
+    words = rf"transformers 5\.999\.0, which detrt was not tested with; tested: .*{TESTED[-1]}.*`allow_untested_transformers`"
     with pytest.raises(SourceError, match=words):
         load_source("random:yolos/tiny")
 
@@ -162,7 +162,7 @@ def test_the_check_decides_for_an_untested_version(installed, monkeypatch, tmp_p
     """A rewrite that does not compute what that version computes."""
     installed("5.999.0")
     source = load_source("random:rt_detr_v2/tiny", allow_untested_transformers=True)
-    with pytest.raises(ExportError, match=r"5\.999\.0, so the comparison decides; leave --no-check out"):
+    with pytest.raises(ExportError, match=r"5\.999\.0, so the comparison decides; leave `check=False` out"):
         export_onnx(source, tmp_path / "m.onnx", ExportConfig(check=False))
     monkeypatch.setattr(module_under_test, "ms_deform_attn", lambda value, *rest: ms_deform_attn(value * 1.1, *rest))
     with pytest.raises(GateError, match="differs from PyTorch"):

@@ -58,7 +58,7 @@ def test_a_folder_without_its_tokenizer(folder, tmp_path, capsys):
     place = folder("grounding_dino")
     saved = (place / "tokenizer.json").read_bytes()
     (place / "tokenizer.json").unlink()
-    with pytest.raises(SourceError, match=r"without its tokenizer.*--tokenizer FILE"):
+    with pytest.raises(SourceError, match=r"without its tokenizer.*`tokenizer=FILE`"):
         load_source(str(place))
     assert main(["export", str(place), "-o", str(tmp_path / "out")]) == 2
     message = capsys.readouterr().err
@@ -238,7 +238,7 @@ def test_faults_of_the_authors_file(published, tiny, tmp_path, capsys):
         torch.save({"model": changed}, path)
         return load_source(f"ckpt:{path}", **choices)
 
-    with pytest.raises(SourceError, match="--tokenizer FILE"):
+    with pytest.raises(SourceError, match="`tokenizer=FILE`"):
         loading(state)
     assert main(["export", f"ckpt:{path}", "-o", str(tmp_path / "out.onnx")]) == 2
     assert "--tokenizer FILE" in capsys.readouterr().err
@@ -511,7 +511,7 @@ def test_the_tokenizer_travels_from_every_command(published, tiny, tmp_path, cap
     assert manifest["provenance"]["options"]["tokenizer"] == str(words)
     with Detector.open(ref, tokenizer=words, prompt="red cat.", threshold=0.0) as detector:
         assert set(detector([tmp_path / "red.png"])[0].labels) == {"red cat"}
-    with pytest.raises(SpecError, match="--tokenizer .* says how a checkpoint is read"):
+    with pytest.raises(SpecError, match="`tokenizer` .* says how a checkpoint is read"):
         Detector.open(tmp_path / "bundle", tokenizer=words, prompt="red cat.")
     # None: the checkpoint that the bundle was made from, with its tokenizer.
     report = verify(None, tmp_path / "bundle", [tmp_path / "red.png"], prompt="red cat. star.")

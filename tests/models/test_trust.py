@@ -43,7 +43,7 @@ def test_what_holds_native_code(kind, options, what, tmp_path):
     if not what:
         trust.require(path, what)
         return
-    with pytest.raises(EngineError, match=r"holds native code.*--trust-remote-code.*DETRT_TRUST_REMOTE_CODE=1"):
+    with pytest.raises(EngineError, match=r"holds native code.*`trust_remote_code`.*DETRT_TRUST_REMOTE_CODE=1"):
         trust.require(path, what)
     with trust.allowing(True):
         trust.require(path, what)
@@ -154,7 +154,7 @@ def test_python_files_of_a_checkpoint_ask_the_same(tmp_path, monkeypatch, tiny):
     folder = save_folder(tiny("rt_detr"), tmp_path / "checkpoint")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoConfig": "configuration_x.Config"}}))
-    with pytest.raises(SourceError, match="runs its own code.*--trust-remote-code or set DETRT_TRUST_REMOTE_CODE=1"):
+    with pytest.raises(SourceError, match="runs its own code.*`trust_remote_code` or set DETRT_TRUST_REMOTE_CODE=1"):
         load_source(str(folder))
     monkeypatch.setenv(trust.VARIABLE, "1")
     with pytest.raises(SourceError, match="cannot be loaded"):  # the file is not there, and was looked for

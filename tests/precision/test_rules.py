@@ -251,11 +251,11 @@ def test_what_the_caller_keeps_is_kept_and_spelling_mistakes_are_named(tmp_path)
     low, done = typed(pixel_model(), patterns=("encoder.layers.0",))
     kinds = kinds_by_node(low)
     assert kinds["/encoder/layers.0/fc1/MatMul"] == F32 and kinds["/backbone/body/Conv"] == F16
-    assert done.fp32_reasons["/encoder/layers.0/fc1/MatMul"] == "matches --keep-fp32"
+    assert done.fp32_reasons["/encoder/layers.0/fc1/MatMul"] == "matches `keep_fp32`"
     from detrt.precision.stage import convert_file
 
     graph.save(pixel_model(), tmp_path / "m.onnx")
-    with pytest.raises(GraphError, match=r"--keep-fp32 decoder matches no layer.*backbone"):
+    with pytest.raises(GraphError, match=r"`keep_fp32=decoder` matches no layer.*backbone"):
         convert_file(tmp_path / "m.onnx", SPEC, PrecisionConfig("fp16", keep_fp32=("decoder",)))
 
 
@@ -316,7 +316,7 @@ def test_operations_are_counted_by_type():
     with pytest.raises(GateError, match=r"only .* in fp16 \(90% required\).*/backbone/stem/Conv \(fp32\)"):
         check_fraction(share, PrecisionConfig("fp16"))
     check_fraction(share, PrecisionConfig("fp16", min_fraction=0.2))
-    with pytest.raises(GateError, match="fp32 was requested, but the graph also computes in .*fp16"):
+    with pytest.raises(GateError, match="fp32` was requested, but the graph also computes in .*fp16"):
         check_fraction(share, PrecisionConfig("fp32"))
     with pytest.raises(GraphError, match="already has 16-bit tensors"):
         apply_precision(low, SPEC, PrecisionConfig("fp16"))
@@ -325,16 +325,16 @@ def test_operations_are_counted_by_type():
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"precision": "half"}, "--precision must be one of fp32, tf32"),
+        ({"precision": "half"}, "`precision` must be one of fp32, tf32"),
         ({"precision": "int8"}, "needs images"),
-        ({"precision": "auto", "calibration": "x"}, "needs --budget"),
-        ({"precision": "fp16", "budget": ("ap", 1.0)}, "belongs to --precision auto"),
+        ({"precision": "auto", "calibration": "x"}, "needs `budget`"),
+        ({"precision": "fp16", "budget": ("ap", 1.0)}, "belongs to `precision=auto`"),
         (
             {"precision": "auto", "calibration": "x", "budget": ("mAP", 1.0)},
-            "kind of --budget must be one of ap, drift",
+            "kind of `budget` must be one of ap, drift",
         ),
-        ({"precision": "fp16", "min_fraction": 2.0}, "--min-fraction must be from 0 to 1"),
-        ({"precision": "int8", "calibration": "x", "method": "kl"}, "--calibration-method must be one of"),
+        ({"precision": "fp16", "min_fraction": 2.0}, "`min_fraction` must be from 0 to 1"),
+        ({"precision": "int8", "calibration": "x", "method": "kl"}, "`method` must be one of"),
     ],
 )
 def test_choices_are_refused_at_once(choices, message):

@@ -110,7 +110,7 @@ def test_builds_for_every_gpu_that_has_the_type(name, precision, every, low_file
     built = build_engine(path, tmp_path / "m.engine", EngineConfig(sms=sms))
     assert built.facts.compute_capabilities == sms
     check_engine(built.facts, Precision(precision))
-    with pytest.raises(GateError, match="fp32 was requested, but the engine also has"):
+    with pytest.raises(GateError, match="fp32` was requested, but the engine also has"):
         check_engine(built.facts, Precision.FP32)
 
 
@@ -118,7 +118,7 @@ def test_an_engine_of_another_precision_is_refused():
     def facts(**types):
         return EngineFacts("tensorrt-rtx", "1", (89,), "", {}, "", layer_types=types)
 
-    with pytest.raises(GateError, match="fp16 was requested, but the engine has no HALF layer"):
+    with pytest.raises(GateError, match="fp16` was requested, but the engine has no HALF layer"):
         check_engine(facts(FLOAT=9), Precision.FP16)
     with pytest.raises(GateError, match="also has BF16"):
         check_engine(facts(FLOAT=9, HALF=3, BF16=1), Precision.FP16)
@@ -378,13 +378,13 @@ def test_int8_for_a_cpu_reads_what_it_quantizes_alone(exported, monkeypatch):
 
 def test_gpus_without_the_type_are_refused():
     rtx_default, ada = EngineConfig(), EngineConfig(sms=(89, 120))
-    with pytest.raises(EngineError, match=r"fp8 does not run on compute capability 80, 86.*--sm 89,120,121"):
+    with pytest.raises(EngineError, match=r"fp8 does not run on compute capability 80, 86.*`sms=89,120,121`"):
         check_capability(Precision.FP8, [rtx_default])
-    with pytest.raises(EngineError, match=r"bf16 does not run on compute capability 75.*--precision fp16$"):
+    with pytest.raises(EngineError, match=r"bf16 does not run on compute capability 75.*`precision=fp16`$"):
         check_capability(Precision.BF16, [EngineConfig(sms=(75,))])
     check_capability(Precision.FP8, [ada])
     check_capability(Precision.FP16, [rtx_default])
-    with pytest.raises(EngineError, match=r"weights of matmuls only.* --precision fp8 .* or fp16, or --target tensorrt$"):
+    with pytest.raises(EngineError, match=r"weights of matmuls only.* `precision=fp8` .* or fp16, or `targets=tensorrt`$"):
         check_capability(Precision.INT8, [ada])
 
 

@@ -189,7 +189,7 @@ def test_query_images(tmp_path, exported, scenes):
             ({"query_images": [in_base64(image)] * 3}, 413, "3 query images; at most 2"),
             ({"query_images": [in_base64(image)], "prompt": "a cat."}, 400, "both say what to find"),
             ({"query_images": [in_base64(image)], "task": "Find."}, 400, "takes no task"),
-            ({"query_images": [in_base64(image)], "model": "plain"}, 400, "--image-queries"),
+            ({"query_images": [in_base64(image)], "model": "plain"}, 400, "`image_queries`"),
         ]
         for change, status, words in bad:
             answer = client.post("/v1/detect", json={"images": [in_base64(image)], **options, **change})

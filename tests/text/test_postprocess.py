@@ -174,7 +174,7 @@ def test_labels_of_tokens_through_the_detector():
         Detector(session, prompt=["red", "green"], phrases="tokens")
     with pytest.raises(PromptError, match="one for each class"):
         Detector(make_prompted("classes"), prompt="red.", phrases="tokens")
-    with pytest.raises(PromptError, match="without --decode graph"):
+    with pytest.raises(PromptError, match="without `decode=graph`"):
         Detector(make_prompted(spec=model_spec(decode={"in_graph": True})), prompt="red.", phrases="tokens")
     with pytest.raises(ValueError, match="text_threshold must be a number from 0 to 1"):
         Detector(session, prompt="red.", phrases="tokens", text_threshold=2)

@@ -52,7 +52,7 @@ def test_tokens_of_phrases(prompt, expected):
 @pytest.mark.parametrize("prompt", ["a K\udce4fer. cat", ["cat", "K\udce4fer"], class_list(["K\udce4fer"])], ids=ascii)
 def test_half_a_character(prompt, kind):
     """As Python reads an argument in another character set, and JSON an escape without its second half."""
-    with pytest.raises(PromptError, match=r"not UTF-8 text: character \d+ is '\\udce4'.*--prompt-file"):
+    with pytest.raises(PromptError, match=r"not UTF-8 text: character \d+ is '\\udce4'.*`prompt_file`"):
         ask(prompt, tokenizer(kind))
 
 
@@ -75,7 +75,7 @@ def test_a_dot_inside_a_class_name_stays_in_it():
 def test_limits():
     (part,) = ask("cat dog. red", max_tokens=7).chunks
     assert len(part.ids) == 7
-    with pytest.raises(PromptError, match=r"has 7 tokens \(2 of them frame it\), this model takes at most 6.*--classes-from"):
+    with pytest.raises(PromptError, match=r"has 7 tokens \(2 of them frame it\), this model takes at most 6.*`classes_from`"):
         ask("cat dog. red", max_tokens=6)
     with pytest.raises(PromptError, match=r"has 304 tokens .* at most 256"):
         ask("cat " * 301)

@@ -58,10 +58,7 @@ class Choices(NamedTuple):
     cuts: Sequence[NDArray] | None = None
 
 
-NO_PROMPT = (
-    "this model has fixed classes and takes no prompt; choose among them with --classes (Python: classes=[...]), or use a "
-    "model that takes one"
-)
+NO_PROMPT = "this model has fixed classes and takes no prompt; choose among them with `classes`, or use a model that takes one"
 
 
 class Backend(str, Enum):

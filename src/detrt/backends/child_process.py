@@ -92,7 +92,7 @@ def run_child(
         except subprocess.TimeoutExpired:
             raise error(
                 f"the {what} process took longer than {timeout_seconds:g} seconds and was stopped; nothing was "
-                "written. Raise --timeout, lower --optimization-level, or use a smaller profile"
+                "written. Raise `timeout_seconds`, lower `optimization_level`, or use a smaller profile"
             ) from None
         finally:
             worker.kill()

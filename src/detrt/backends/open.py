@@ -85,8 +85,8 @@ def open_session(
             runs, why = session.info.name, f" ({session.info.note})" if session.info.note else ""
             session.close()
             raise SessionError(
-                f"--{name} is for {owner.title}, and '{os.fspath(ref)}' runs with {runs}{why}; leave it out, or build the "
-                f"model with --target {owner.builds[0].name}"
+                f"`{name}` is for {owner.title}, and '{os.fspath(ref)}' runs with {runs}{why}; leave it out, or build the "
+                f"model with `targets={owner.builds[0].name}`"
             )
     return session
 
@@ -101,7 +101,7 @@ def _open(ref: str | os.PathLike, options: SessionOptions) -> BaseSession:
     if options.spec is not None and row is not None and not row.takes_spec:
         raise SpecError(f"a spec can be given for ONNX files only; '{os.fspath(ref)}' is {_words(kind)} and has its own")
     if options.spec is not None and options.backend not in ("auto", *takes_spec):
-        raise SpecError(f"a spec is for the ONNX file, which ONNX Runtime runs; leave it out, or --backend {options.backend}")
+        raise SpecError(f"a spec is for the ONNX file, which ONNX Runtime runs; leave it out, or `backend={options.backend}`")
     if row is None or not row.reads_load:
         refuse_load_options(ref, kind, options.load)
     if row is None:
@@ -142,7 +142,7 @@ def open_prompted(ref: str | os.PathLike, *, backend: str = "auto") -> PromptedS
     session = open_session(ref, backend=backend)
     if not isinstance(session, PromptedSession):
         session.close()
-        raise PromptError(f"'{os.fspath(ref)}' has fixed classes and takes no prompt; choose among them with --classes")
+        raise PromptError(f"'{os.fspath(ref)}' has fixed classes and takes no prompt; choose among them with `classes`")
     return session
 
 

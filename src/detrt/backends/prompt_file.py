@@ -57,7 +57,7 @@ def encode_prompt(
     """
     bundle = Bundle.open(folder)
     if bundle.spec.text is None:
-        raise PromptError(f"'{bundle.folder}' has fixed classes and takes no prompt; choose among them with --classes")
+        raise PromptError(f"'{bundle.folder}' has fixed classes and takes no prompt; choose among them with `classes`")
     if bundle.spec.text.kind in ("phrases", "names"):
         raise PromptError(
             f"'{bundle.folder}' is of family {bundle.spec.family}, which the C++ runtime does not run; use detrt detect"

@@ -239,8 +239,8 @@ class PromptedSession(BaseSession):
         missing = [name for name in text_inputs(self.spec) if name not in feeds]
         if missing:
             raise PromptError(
-                f"this model finds what a prompt names, and there is none (inputs {missing} are not fed); give --prompt "
-                "(Python: Detector.open(..., prompt=...), or session.bind(prompt))"
+                f"this model finds what a prompt names, and there is none (inputs {missing} are not fed); give `prompt`, or "
+                "call session.bind(prompt)"
             )
         if self.before_run is not None:
             self.before_run()
@@ -318,12 +318,12 @@ class PromptedSession(BaseSession):
         if self.query_encoder is None:
             raise PromptError(
                 "this model comes without its encoder of query images, which turns them into what to find; export or build it again with "
-                "--image-queries"
+                "`image_queries`"
             )
         if self.spec.decode.in_graph:
             raise PromptError(
                 f"query images need the scores of all patches, since of overlapping boxes (IoU above {QUERY_NMS_IOU}) the best is kept; "
-                "this graph decodes by itself: export the model again without --decode graph"
+                "this graph decodes by itself: export the model again without `decode=graph`"
             )
         found, encoder = [], None
         with self._lock, contextlib.ExitStack() as stack:
@@ -397,7 +397,7 @@ def _row(made: Outputs, row: int, length: int) -> dict[str, NDArray]:
         if name in kept and not np.isfinite(kept[name]).all():
             raise SessionError(
                 f"the text encoder returned NaN or infinite values in '{name}': numbers overflowed inside it; build it again "
-                "with --precision fp32"
+                "with `precision=fp32`"
             )
     return kept
 
@@ -695,7 +695,7 @@ class TokenLabelSession(BoundSession):
         if model.spec.decode.in_graph:
             raise PromptError(
                 f"phrases {name!r} needs the scores of the tokens, which a graph with decoding does not return; use 'best', or "
-                "export the model without --decode graph"
+                "export the model without `decode=graph`"
             )
         if any(one.prompt.listed for one in prompts):
             raise PromptError(f"phrases {name!r} is for a prompt, not for a list of class names; use 'best'")
@@ -798,10 +798,9 @@ def prompt_groups(session: Session, prompts: Sequence[Prompts], task: str = "") 
 def require_prompt(session: Session) -> None:
     """Raise PromptError if the model takes a prompt and none is bound."""
     if session.info.text is not None:
-        last = ", --classes-from or --query-image" if session.info.takes_query_images else " or --classes-from"
+        last = ", `classes_from` or `query_image`" if session.info.takes_query_images else " or `classes_from`"
         raise PromptError(
-            f"this model finds what a prompt names, and there is none; give --prompt 'a cat. a dog.', --prompt-file{last} "
-            "(Python: prompt=... or detector(images, prompts=[...]))"
+            f"this model finds what a prompt names, and there is none; give `prompt='a cat. a dog.'`, `prompt_file`{last}"
         )
 
 

@@ -100,7 +100,7 @@ def refuse_reading(what: str, load: LoadOptions, *, may_have_code: bool = True) 
         )
     for name in FLAGS:
         if getattr(load, name) and not (may_have_code and name == "trust_remote_code"):
-            raise SpecError(f"--{name.replace('_', '-')} says how a checkpoint is loaded, and {what}; leave it out")
+            raise SpecError(f"`{name}` says how a checkpoint is loaded, and {what}; leave it out")
 
 
 def only(bundle: Bundle, kind: str, name: str) -> Path:

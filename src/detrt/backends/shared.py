@@ -50,16 +50,16 @@ class SharedOptions:
         *others, graph = known
         allowed = f"{', '.join(others)}, {graph} (no engine) or {AUTO}"
         if not self.names:
-            raise EngineError(f"--target must be {allowed}; got nothing")
+            raise EngineError(f"`targets` must be {allowed}; got nothing")
         for name in self.names:
             row = next((target for target in targets.TARGETS if name in target.names and target.builds), None)
             if name not in (*known, AUTO) and row is not None:
                 build = row.builds[-1].name
-                raise EngineError(f"--target {name} is now --target {build}, {row.words}, which {row.title} runs")
+                raise EngineError(f"`targets={name}` is now `targets={build}`, {row.words}, which {row.title} runs")
             if name not in (*known, AUTO):
-                raise EngineError(f"--target must be {allowed}, or a comma-separated list of them; got {name!r}")
+                raise EngineError(f"`targets` must be {allowed}, or a comma-separated list of them; got {name!r}")
         if AUTO in self.names and len(self.names) > 1:
-            raise EngineError(f"--target {AUTO} chooses by itself; got {','.join(self.names)}; give one of the two")
+            raise EngineError(f"`targets={AUTO}` chooses by itself; got {','.join(self.names)}; give one of the two")
         if AUTO not in self.names:
             self._check_sizes()
 
@@ -68,15 +68,15 @@ class SharedOptions:
         shaped = [name for name in self.names if name in of_size]
         if len(self.sizes) > 1 and (not shaped or not set(shaped) <= set(of_sizes)):
             raise EngineError(
-                f"--size {','.join(f'{height}x{width}' for height, width in self.sizes)} names several sizes, which --target "
-                f"{' or '.join(of_sizes)} compiles a package for each; got --target {','.join(self.names)}; give one size, or a range "
-                "with --height and --width"
+                f"`size={','.join(f'{height}x{width}' for height, width in self.sizes)}` names several sizes, which "
+                f"`targets={' or '.join(of_sizes)}` compiles a package for each; got `targets={','.join(self.names)}`; give one size, or a range "
+                "with `height` and `width`"
             )
         for name in ("height", "width"):
             sides = getattr(self, name)
             if sides is not None and sides[0] != sides[2] and not shaped:
                 raise EngineError(
-                    f"--{name} {','.join(map(str, sides))} is a range, which has no effect without an engine or package target; leave "
+                    f"`{name}={','.join(map(str, sides))}` is a range, which has no effect without an engine or package target; leave "
                     "it out, or give one number"
                 )
 

@@ -35,7 +35,7 @@ def open_torch(source: Source, *, device: str = "cpu", spec: ModelSpec | None = 
     if text is None:
         return TorchSession(source, device=device, spec=spec)
     if source.tokenizer is None:
-        raise SourceError(f"'{source.provenance.source}' has no tokenizer; give one with --tokenizer FILE")
+        raise SourceError(f"'{source.provenance.source}' has no tokenizer; give one with `tokenizer=FILE`")
     tokenizer = PromptTokenizer(source.tokenizer, text)
     # The original model has a separate text encoder for class names only, and does not decode boxes.
     spec = spec.with_decode(in_graph=False, nms_in_graph=False, score_threshold=0.0)
@@ -66,7 +66,7 @@ class TorchSession(BaseSession):
         try:
             self._device = torch.device(device)
             if self._device.type == "cuda" and not torch.cuda.is_available():
-                raise SessionError(f"device {device!r}: PyTorch sees no CUDA device here; use --device cpu")
+                raise SessionError(f"device {device!r}: PyTorch sees no CUDA device here; use `device=cpu`")
             self.spec = spec or exported_spec(source, ExportConfig())
             self.module = _module(source, self.spec, part).eval().to(self._device)
         except (RuntimeError, ValueError) as error:

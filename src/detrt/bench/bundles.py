@@ -44,7 +44,7 @@ def measure_bundles(refs: Sequence[str], meter: Meter, progress: StageProgress) 
     config = meter.config
     if len(config.against) not in (0, 1, len(refs)):
         raise DetrtError(
-            f"--against names one checkpoint for all models, or one for each of the {len(refs)}; got {len(config.against)}"
+            f"`against` names one checkpoint for all models, or one for each of the {len(refs)}; got {len(config.against)}"
         )
     if config.ground_truth is not None and config.images is not None:
         from ..evaluation.coco import read_dataset
@@ -137,10 +137,10 @@ def _measure_target(ref: str, load: LoadOptions, target: RunTarget, meter: Meter
 def _bound(ref: str, session: Session, config: BenchConfig) -> Session:
     if session.info.text is not None:
         if not config.prompt:
-            raise SessionError(f"'{ref}' takes a prompt; say what to look for, e.g. --prompt 'a cat. a remote control.'")
+            raise SessionError(f"'{ref}' takes a prompt; say what to look for, e.g. `prompt='a cat. a remote control.'`")
         return session.bind(config.prompt)
     if config.prompt:
-        raise SessionError(f"'{ref}' has fixed classes and takes no prompt; leave --prompt out")
+        raise SessionError(f"'{ref}' has fixed classes and takes no prompt; leave `prompt` out")
     return session
 
 

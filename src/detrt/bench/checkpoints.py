@@ -42,7 +42,7 @@ def measure_checkpoint(model: str, config: BenchConfig, folder: Path) -> Row:
     source = load_source(model, config.load)
     load_seconds = time.perf_counter() - start
     if source.spec.text is not None:
-        raise SessionError(f"'{model}' takes a prompt; build a bundle, and measure that with --prompt: detrt build {model}")
+        raise SessionError(f"'{model}' takes a prompt; build a bundle, and measure that with `prompt`: detrt build {model}")
     size = config.size or source.spec.input.size_hw
     pinned = config.fixed or not source.spec.input.dynamic
     export = ExportConfig(msda=config.msda or "auto", height=size[0] if pinned else None, width=size[1] if pinned else None)
@@ -98,7 +98,7 @@ def _latencies(source: Any, onnx: Path, size: tuple[int, int], batch: int, confi
         try:
             library = library_calls(source, threads=config.threads)(size, images)
         except MissingPackageError as error:
-            raise SessionError(f"{error}; or add --no-torch") from None
+            raise SessionError(f"{error}; or add `torch=False`") from None
         for backend, both in library.items():
             rows += meter.measure(model, backend, {name: both[name] for name in calls}, batch, size, None)
     return rows

@@ -16,9 +16,9 @@ BACKENDS = tuple(target.name for target in reversed(TARGETS))
 CHECKPOINTS, BUNDLES = "checkpoints", "bundles"
 
 
-def _only(models: str, flag: str) -> dict[str, str]:
+def _only(models: str) -> dict[str, str]:
     """Metadata of a field that has an effect on one kind of models; any value but the default is refused with the other kind."""
-    return {"only": models, "flag": flag}
+    return {"only": models}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,66 +60,68 @@ class BenchConfig:
     threads: int | None = None
     load: LoadOptions = field(default_factory=LoadOptions)
 
-    engine: bool | None = field(default=None, metadata=_only(CHECKPOINTS, "--engine/--no-engine"))
-    torch: bool | None = field(default=None, metadata=_only(CHECKPOINTS, "--torch/--no-torch"))
-    msda: str | None = field(default=None, metadata=_only(CHECKPOINTS, "--msda"))
-    fixed: bool | None = field(default=None, metadata=_only(CHECKPOINTS, "--fixed/--symbolic"))
+    engine: bool | None = field(default=None, metadata=_only(CHECKPOINTS))
+    torch: bool | None = field(default=None, metadata=_only(CHECKPOINTS))
+    msda: str | None = field(default=None, metadata=_only(CHECKPOINTS))
+    fixed: bool | None = field(default=None, metadata=_only(CHECKPOINTS))
 
-    scopes: tuple[str, ...] = field(default=(), metadata=_only(BUNDLES, "--scopes"))
-    backends: tuple[str, ...] = field(default=(), metadata=_only(BUNDLES, "--backends"))
-    providers: tuple[str, ...] = field(default=(), metadata=_only(BUNDLES, "--provider"))
-    devices: tuple[str, ...] = field(default=(), metadata=_only(BUNDLES, "--device"))
-    prompt: str | None = field(default=None, metadata=_only(BUNDLES, "--prompt"))
-    against: tuple[str, ...] = field(default=(), metadata=_only(BUNDLES, "--against"))
-    compile: bool = field(default=False, metadata=_only(BUNDLES, "--compile"))
-    ground_truth: Path | None = field(default=None, metadata=_only(BUNDLES, "--ground-truth"))
-    images: Path | None = field(default=None, metadata=_only(BUNDLES, "--images"))
-    parts: bool = field(default=False, metadata=_only(BUNDLES, "--parts"))
-    plot: Path | None = field(default=None, metadata=_only(BUNDLES, "--plot"))
+    scopes: tuple[str, ...] = field(default=(), metadata=_only(BUNDLES))
+    backends: tuple[str, ...] = field(default=(), metadata=_only(BUNDLES))
+    providers: tuple[str, ...] = field(default=(), metadata=_only(BUNDLES))
+    devices: tuple[str, ...] = field(default=(), metadata=_only(BUNDLES))
+    prompt: str | None = field(default=None, metadata=_only(BUNDLES))
+    against: tuple[str, ...] = field(default=(), metadata=_only(BUNDLES))
+    compile: bool = field(default=False, metadata=_only(BUNDLES))
+    ground_truth: Path | None = field(default=None, metadata=_only(BUNDLES))
+    images: Path | None = field(default=None, metadata=_only(BUNDLES))
+    parts: bool = field(default=False, metadata=_only(BUNDLES))
+    plot: Path | None = field(default=None, metadata=_only(BUNDLES))
 
     def __post_init__(self) -> None:
         if not self.batches or not all(1 <= batch <= 256 for batch in self.batches):
-            raise DetrtError(f"--batch must be numbers from 1 to 256, such as 1,4,16; got {self.batches}")
+            raise DetrtError(f"`batch` must be numbers from 1 to 256, such as 1,4,16; got {self.batches}")
         for name, value, low in (("repeats", self.repeats, 1), ("warmup", self.warmup, 0)):
             if not low <= value <= 10_000:
-                raise DetrtError(f"--{name} must be from {low} to 10000; got {value}")
+                raise DetrtError(f"`{name}` must be from {low} to 10000; got {value}")
         if self.threads is not None and self.threads < 1:
-            raise DetrtError(f"--threads must be at least 1, or left out for all cores; got {self.threads}")
+            raise DetrtError(f"`threads` must be at least 1, or left out for all cores; got {self.threads}")
         if self.size is not None and not all(1 <= side <= LARGEST_SIDE for side in self.size):
             height, width = self.size
             raise DetrtError(f"size must be from 1 to {LARGEST_SIDE} pixels per side; got {height}x{width}")
-        for flag, given, allowed in (("--scopes", self.scopes, SCOPES), ("--backends", self.backends, BACKENDS)):
+        for name, given, allowed in (("scopes", self.scopes, SCOPES), ("backends", self.backends, BACKENDS)):
             if unknown := sorted(set(given) - set(allowed)):
                 names = ", ".join(allowed).replace("_", "-")
-                raise DetrtError(f"{flag} must be of {names}; got {', '.join(unknown)}")
-        for flag, given, allowed in (
-            ("--provider", self.providers, GRAPH.devices),
-            ("--device", self.devices, ("cpu", "cuda")),
+                raise DetrtError(f"`{name}` must be of {names}; got {', '.join(unknown)}")
+        for name, given, allowed in (
+            ("providers", self.providers, GRAPH.devices),
+            ("devices", self.devices, ("cpu", "cuda")),
         ):
             for one in given:
                 kind, colon, number = one.partition(":")
                 if kind not in allowed or (colon and not number.isdecimal()):
-                    raise DetrtError(f"{flag} must be of {', '.join(allowed)}, comma-separated, such as cpu,cuda:0; got {one!r}")
+                    raise DetrtError(
+                        f"`{name}` must be of {', '.join(allowed)}, comma-separated, such as cpu,cuda:0; got {one!r}"
+                    )
         self._check_combinations()
 
     def _check_combinations(self) -> None:
         """Refuse what would have no effect."""
         if (self.ground_truth is None) != (self.images is None):
             raise DetrtError(
-                "average precision needs both --ground-truth (a JSON file in COCO's format) and --images (its folder)"
+                "average precision needs both `ground_truth` (a JSON file in COCO's format) and `images` (its folder)"
             )
         if self.compile and not self.against:
-            raise DetrtError("--compile times the checkpoint under torch.compile; give it with --against")
+            raise DetrtError("`compile` times the checkpoint under torch.compile; give it with `against`")
         if self.parts and self.scopes and "forward" not in self.scopes:
-            raise DetrtError("--parts compares with the forward time; add forward to --scopes, or leave --parts out")
+            raise DetrtError("`parts` compares with the forward time; add forward to `scopes`, or leave `parts` out")
         if self.providers and self.backends and GRAPH.name not in self.backends:
             raise DetrtError(
-                f"--provider chooses for {GRAPH.title}, which is not in --backends; add {GRAPH.name}, or leave --provider out"
+                f"`providers` chooses for {GRAPH.title}, which is not in `backends`; add {GRAPH.name}, or leave `providers` out"
             )
         if self.devices and self.backends == (GRAPH.name,) and not self.against:
             raise DetrtError(
-                f"--device chooses for packages, engines and --against, and --backends names {GRAPH.name} alone; give --provider, or "
-                "leave --device out"
+                f"`devices` chooses for packages, engines and `against`, and `backends` names {GRAPH.name} alone; give `providers`, or "
+                "leave `devices` out"
             )
 
     def check_models(self, models: str) -> None:
@@ -130,10 +132,11 @@ class BenchConfig:
         """
         for entry in fields(self):
             only = entry.metadata.get("only", models)
-            if only != models and getattr(self, entry.name) != entry.default:
-                raise DetrtError(f"{entry.metadata['flag']} is for {only} and has no effect on {models}; leave it out")
+            if only != models and (value := getattr(self, entry.name)) != entry.default:
+                given = f"`{entry.name}=False`" if value is False else f"`{entry.name}`"
+                raise DetrtError(f"{given} is for {only} and has no effect on {models}; leave it out")
         if models == CHECKPOINTS and len(self.batches) > 1:
-            raise DetrtError("--batch: checkpoints are measured at one batch size; give one number, or build bundles first")
+            raise DetrtError("`batch`: checkpoints are measured at one batch size; give one number, or build bundles first")
 
     def to_dict(self, models: str) -> dict[str, Any]:
         """The settings that have an effect on CHECKPOINTS or BUNDLES, as JSON takes them."""

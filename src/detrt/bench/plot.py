@@ -33,7 +33,7 @@ def check_plot(path: str | os.PathLike) -> None:
             installed.
     """
     if Path(path).suffix.lower() not in SUFFIXES:
-        raise DetrtError(f"--plot must end in {' or '.join(SUFFIXES)}; got '{os.fspath(path)}'")
+        raise DetrtError(f"`plot` must end in {' or '.join(SUFFIXES)}; got '{os.fspath(path)}'")
     check_place(path)
     _matplotlib()
 

@@ -30,16 +30,16 @@ def load_reference(checkpoint: str, prompt: str | None, load: LoadOptions | None
     source = load_source(checkpoint, load)
     if _of_library(source.module) is None:
         lacking = (
-            f"{source.family.title} with masks; add --no-masks"
+            f"{source.family.title} with masks; add `no_masks`"
             if source.spec.has_masks
             else f"{source.family.title}; leave it out"
         )
-        raise SessionError(f"--against '{checkpoint}': transformers has no {lacking}")
+        raise SessionError(f"`against='{checkpoint}'`: transformers has no {lacking}")
     if source.spec.text is not None and not prompt:
-        raise SessionError(f"--against '{checkpoint}' takes a prompt; give --prompt 'a cat. a remote control.'")
+        raise SessionError(f"`against='{checkpoint}'` takes a prompt; give `prompt='a cat. a remote control.'`")
     if source.spec.text is None and prompt:
         raise SessionError(
-            f"--against '{checkpoint}' has fixed classes and takes no prompt; it is another model than the bundle's"
+            f"`against='{checkpoint}'` has fixed classes and takes no prompt; it is another model than the bundle's"
         )
     return source
 
@@ -80,7 +80,7 @@ def library_calls(
 
     target = torch.device(device)
     if target.type == "cuda" and not torch.cuda.is_available():
-        raise DetrtError(f"--device {device}: PyTorch sees no CUDA device; use --device cpu")
+        raise DetrtError(f"`device={device}`: PyTorch sees no CUDA device; use `device=cpu`")
     low = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision) if target.type == "cuda" else None
     torch.set_num_threads(threads or usable_cores())
     found = _of_library(source.module)
@@ -172,7 +172,7 @@ def _processor(source: Source, size: tuple[int, int], prompt: str | None) -> tup
     if text.kind == "phrases":  # an image for each phrase, as its documentation asks for several
         if size != source.spec.input.size_hw:
             height, width = source.spec.input.size_hw
-            raise SessionError(f"transformers' {source.family.title} takes {height}x{width} only; leave --size out")
+            raise SessionError(f"transformers' {source.family.title} takes {height}x{width} only; leave `size` out")
         find = both.post_process_instance_segmentation if source.spec.has_masks else both.post_process_object_detection
         return (
             lambda images: {

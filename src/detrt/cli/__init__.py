@@ -19,6 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from .. import files
 from ..errors import DetrtError, missing_package, printable
+from .spellings import COMMAND, spelled
 from .stopping import INTERRUPTED, TERMINATED, Terminated, stopping
 from .streams import drop_unwritten, give_stdout_a_sink, open_streams
 
@@ -116,6 +117,7 @@ class _Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
+        COMMAND.set(str(name))
         return name, load_command(str(name)), rest
 
 
@@ -161,7 +163,7 @@ def main(arguments: list[str] | None = None) -> int:
             result = app(arguments if arguments is not None else sys.argv[1:], prog_name="detrt", standalone_mode=False)
             sys.stdout.flush()  # here, where a full disk or a closed pipe can still be told
     except DetrtError as error:
-        print(f"detrt: {printable(error, keep=_LINES)}", file=sys.stderr)
+        print(f"detrt: {printable(spelled(str(error)), keep=_LINES)}", file=sys.stderr)
         drop_unwritten()
         return error.exit_code
     except KeyboardInterrupt:

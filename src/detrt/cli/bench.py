@@ -89,7 +89,7 @@ def bench(
 
     show.check_json(json_file)
     config = BenchConfig(
-        batches=parse_numbers(batch, "--batch"),
+        batches=parse_numbers(batch, "batch"),
         size=None if size is None else parse_size(size),
         repeats=repeats,
         warmup=warmup,

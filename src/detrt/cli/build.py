@@ -22,6 +22,7 @@ from ..models.load import LoadOptions
 from ..precision.config import PrecisionConfig
 from ..spec import Triple, parse_triple
 from .options import FILE, TEXT, Given, GivenBackends, SizeOptions, comma_separated, command
+from .spellings import spelled
 
 if TYPE_CHECKING:
     from ..bundle import Bundle
@@ -78,7 +79,7 @@ class TargetOptions:
         metadata={
             "help": "Longest time of one engine or package build, seconds.",
             "panel": "Engine",
-            "flag": "--timeout",
+            "flag": "timeout",
             "needs": {"target": names_taking("timeout_seconds")},
         },
     )
@@ -146,7 +147,7 @@ def _warn(notes: Iterable[str], warnings: Iterable[str]) -> None:
 
     show.notes(notes)
     for warning in warnings:
-        print(f"warning: {printable(warning)}", file=sys.stderr)
+        print(f"warning: {printable(spelled(warning))}", file=sys.stderr)
 
 
 def _show_build(report: BuildReport, output: Path) -> None:

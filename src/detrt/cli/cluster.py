@@ -73,7 +73,7 @@ class ClusterOptions:
         metadata={
             "help": "Write one coco.json of all results at the end.",
             "panel": "Cluster",
-            "flag": "--merge/--no-merge",
+            "flag": "merge/no-merge",
             "needs": _NEEDED,
         },
     )

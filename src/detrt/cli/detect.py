@@ -35,7 +35,7 @@ class DetectorOptions:
         SpecError: a number out of range. DetrtError: an unknown decoder.
     """
 
-    threshold: float = field(default=0.5, metadata={"help": "Lowest score to keep.", "flag": "--threshold -t"})
+    threshold: float = field(default=0.5, metadata={"help": "Lowest score to keep.", "flag": "threshold t"})
     classes: tuple[str, ...] | None = field(
         default=None,
         metadata={

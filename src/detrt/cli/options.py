@@ -4,7 +4,7 @@ A field becomes an option through its metadata, a dictionary that the dataclass 
 
     help: text of `--help`; fields without it are no options.
     panel: panel of `--help`; without it the first, unnamed one.
-    flag: names of the option, e.g. "--check/--no-check"; default: the name of the field.
+    flag: names of the option without dashes, e.g. "check/no-check" or "port p"; default: the name of the field.
     parse: text -> value; the option then takes text.
     many: whether the option may be repeated; the field is a tuple, and `parse` gives a tuple for each.
     min: smallest number.
@@ -32,6 +32,7 @@ import typer
 
 from ..errors import DetrtError, PromptError
 from ..spec import Triple, parse_size, parse_triple
+from .spellings import spelled
 
 if TYPE_CHECKING:
     from ..text.prompts import ImageQueries
@@ -175,7 +176,13 @@ def option_of(config: type, name: str) -> Any:
 
 def flag_of(option: Field[Any]) -> str:
     """The name by which messages call an option."""
-    return option.metadata.get("flag", "--" + option.name.replace("_", "-")).partition(" ")[0].partition("/")[0]
+    return _names(option)[0].partition("/")[0]
+
+
+def _names(option: Field[Any]) -> list[str]:
+    """As typer takes them, e.g. ["--check/--no-check"] or ["--port", "-p"]."""
+    words = option.metadata.get("flag", option.name.replace("_", "-")).split()
+    return ["/".join(f"{'-' if len(name) == 1 else '--'}{name}" for name in word.split("/")) for word in words]
 
 
 def _flag(options: Mapping[str, Field[Any]], name: str) -> str:
@@ -185,7 +192,7 @@ def _flag(options: Mapping[str, Field[Any]], name: str) -> str:
 def _parameter(option: Field[Any], hint: Any) -> inspect.Parameter:
     """The parameter that typer reads."""
     data = option.metadata
-    names = data["flag"].split(" ") if "flag" in data else []
+    names = _names(option) if "flag" in data else []
     default = option.default_factory() if option.default_factory is not MISSING else option.default
     if data.get("many"):
         hint, default = (list[str] if "parse" in data else list[get_args(hint)[0]]) | None, None  # type: ignore[misc]
@@ -193,7 +200,7 @@ def _parameter(option: Field[Any], hint: Any) -> inspect.Parameter:
         hint, default = (str, default) if isinstance(default, str) else (str | None, None)  # type: ignore[assignment]
     elif hint is bool and not names:
         names = ["--" + option.name.replace("_", "-")]
-    info = typer.Option(*names, help=data["help"], rich_help_panel=data.get("panel"), min=data.get("min"))
+    info = typer.Option(*names, help=spelled(data["help"], by_rule=True), rich_help_panel=data.get("panel"), min=data.get("min"))
     marks = {"text": TEXT, "file": FILE}
     annotation = Annotated[(hint, info, *((marks[data["writes"]],) if "writes" in data else ()))]  # type: ignore[valid-type]
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
@@ -213,7 +220,7 @@ def _refuse_idle(options: Mapping[str, Field[Any]], name: str, value: Any, other
     wanted = [f"{_flag(options, other)} {' or '.join(needs[other])}".strip() for other in others]
     flag = flag_of(options[name])
     if value is False:
-        flag = options[name].metadata["flag"].partition("/")[2]
+        flag = _names(options[name])[0].partition("/")[2]
     raise DetrtError(f"{flag}{shown} has no effect without {' or '.join(wanted)}; add that, or leave it out")
 
 
@@ -256,7 +263,7 @@ class SizeOptions:
         metadata={
             "help": "Input height: 640, or MIN,OPT,MAX for a range.",
             "panel": "Size",
-            "parse": functools.partial(parse_triple, flag="--height"),
+            "parse": functools.partial(parse_triple, flag="height"),
         },
     )
     width: Triple | None = field(
@@ -264,7 +271,7 @@ class SizeOptions:
         metadata={
             "help": "Input width: 640, or MIN,OPT,MAX for a range.",
             "panel": "Size",
-            "parse": functools.partial(parse_triple, flag="--width"),
+            "parse": functools.partial(parse_triple, flag="width"),
         },
     )
 

@@ -15,6 +15,7 @@ import typer
 
 from ..errors import ImageError, printable
 from ..spec import ORDER_LOGITS, extra_outputs
+from .spellings import spelled
 
 if TYPE_CHECKING:
     from ..data.images import Input
@@ -29,7 +30,7 @@ class OutputOptions:
     )
     draw: bool = field(
         default=True,
-        metadata={"help": "Annotated copies in --save-dir.", "flag": "--draw/--no-draw", "needs": {"save_dir": ()}},
+        metadata={"help": "Annotated copies in --save-dir.", "flag": "draw/no-draw", "needs": {"save_dir": ()}},
     )
     font: Path | None = field(
         default=None,
@@ -40,20 +41,20 @@ class OutputOptions:
         },
     )
     json_file: str | None = field(
-        default=None, metadata={"help": "JSON lines to this file; - is stdout.", "flag": "--json", "writes": "text"}
+        default=None, metadata={"help": "JSON lines to this file; - is stdout.", "flag": "json", "writes": "text"}
     )
     csv_file: str | None = field(
-        default=None, metadata={"help": "CSV to this file; - is stdout.", "flag": "--csv", "writes": "text"}
+        default=None, metadata={"help": "CSV to this file; - is stdout.", "flag": "csv", "writes": "text"}
     )
     coco_file: str | None = field(
-        default=None, metadata={"help": "COCO results to this file; - is stdout.", "flag": "--coco", "writes": "text"}
+        default=None, metadata={"help": "COCO results to this file; - is stdout.", "flag": "coco", "writes": "text"}
     )
     coco_images: Path | None = field(
         default=None, metadata={"help": "COCO annotations that give --coco its image and category ids."}
     )
     every: int = field(default=1, metadata={"help": "Take every n-th frame of a video.", "min": 1})
     skip_bad: bool = field(
-        default=True, metadata={"help": "Continue after an unreadable image, or stop.", "flag": "--skip-bad/--strict"}
+        default=True, metadata={"help": "Continue after an unreadable image, or stop.", "flag": "skip-bad/strict"}
     )
 
     @property
@@ -141,7 +142,7 @@ def reader_may_leave() -> Iterator[None]:
 
 
 def say(console: Any, text: str, style: str) -> None:
-    console.print(printable(text), style=style, markup=False, highlight=False, soft_wrap=True)
+    console.print(printable(spelled(text)), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def progress_bar(stack: contextlib.ExitStack, total: int, quiet: bool) -> Callable[[Input], None]:

@@ -59,7 +59,7 @@ class ReportConfig:
         metadata={
             "help": "Batch sizes; TensorRT gets an engine of each; default: 1,8.",
             "panel": "Size",
-            "parse": partial(parse_numbers, flag="--batches"),
+            "parse": partial(parse_numbers, flag="batches"),
         },
     )
     size: tuple[int, int] | None = field(

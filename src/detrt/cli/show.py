@@ -16,6 +16,7 @@ from typing import Any, TextIO
 from .. import files
 from ..errors import printable
 from ..system import StageProgress
+from .spellings import spelled
 
 
 def human_size(size: int) -> str:
@@ -46,7 +47,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, 
 
     # What reads a pipe has no width of its own; COLUMNS says it.
     console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
-    cells = [[printable(cell, keep="\n") for cell in row] for row in rows]
+    cells = [[printable(spelled(cell), keep="\n") for cell in row] for row in rows]
     if title:
         console.print(printable(title), markup=False, highlight=False, style="italic")
     for part in _fitting(columns, cells, console.width, keys):
@@ -82,7 +83,7 @@ def _fitting(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, 
 
 def paragraph(text: str, *, file: TextIO | None = None) -> None:
     """Print a text; on a terminal its lines break between words, and those after the first are indented."""
-    out, text = sys.stdout if file is None else file, printable(text, keep="\n")
+    out, text = sys.stdout if file is None else file, printable(spelled(text), keep="\n")
     if out.isatty():
         width = shutil.get_terminal_size().columns
         text = textwrap.fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

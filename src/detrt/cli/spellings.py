@@ -1,9 +1,20 @@
-"""Options of other tools, and what detrt calls them."""
+"""How the command line spells what messages name, and what detrt calls the options of other tools.
+
+The core knows fields, not options: its messages write a field and its value as Python does, between backticks, and the command line
+replaces them: `size=640` is --size 640, `check=False` --no-check, `targets` --target, `build(MODEL, output=OUT)` detrt build MODEL -o OUT.
+"""
 
 from __future__ import annotations
 
+import functools
+import re
 import shlex
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from typing import Any
+
+COMMAND = ContextVar("COMMAND", default="")  # that runs: its own options come first
+_MARK = re.compile(r"`([a-z]\w*)(?:\(([^`]*)\)|=([^`]*))?`")
 
 # Options of earlier versions -> what to write now.
 RENAMED = {
@@ -145,6 +156,54 @@ _KEYS = {
     "max_det": "--max-detections {}", "project": "--save-dir {}",
 }  # fmt: skip
 _FORMATS = {"engine": "tensorrt", "torchscript": "inductor", "pt2": "inductor"}  # others have one name in both
+
+
+def spelled(text: str, *, by_rule: bool = False) -> str:
+    """A message with the command line's spelling of what it names. by_rule: each name is an option, spelled like its field."""
+    return _MARK.sub(lambda mark: _spelled(mark, "" if by_rule else None), text)
+
+
+def _spelled(mark: re.Match[str], rule: str | None) -> str:
+    name, arguments, value = mark.groups()
+    if arguments is None:
+        return _option(name, value, COMMAND.get(), rule) or mark[0]
+    words = [f"detrt {name.replace('_', '-')}"]
+    for argument in filter(None, re.split(r", (?=\w+=)", arguments)):
+        field, sign, given = argument.partition("=")
+        words.append((_option(field, given, name.replace("_", "-"), rule) if sign else None) or argument)
+    return " ".join(words)
+
+
+def _option(name: str, value: str | None, command: str, rule: str | None) -> str | None:
+    off = value == "False"
+    flag = f"--{'no-' if off else ''}{name.replace('_', '-')}" if rule is not None else _flag(name, off, command)
+    if flag is None or off or value in (None, "True"):
+        return flag
+    return f"{'-o' if flag == '--output' else flag} {value}"
+
+
+def _flag(name: str, off: bool, command: str) -> str | None:
+    """The option of a field, of this command or else of any other; None: no command has one. off: the one that switches it off."""
+    from . import _COMMANDS
+
+    dashed = "--" + name.replace("_", "-")
+    for one in (command, *_COMMANDS) if command else _COMMANDS:
+        options = _options_of(one)
+        found = options.get(name) or options.get(name.removesuffix("s"))
+        found = found or next((both for both in options.values() if dashed in both[0]), None)
+        if found is not None:
+            on, other = found
+            return other[0] if off and other else None if off else dashed if dashed in on else max(on, key=len)
+    return None
+
+
+@functools.cache
+def _options_of(command: str) -> dict[str, tuple[list[str], list[str]]]:
+    """Parameter of a command -> the names of its option, and those that switch it off."""
+    from . import load_command
+
+    parameters: list[Any] = load_command(command).params
+    return {one.name: (one.opts, one.secondary_opts) for one in parameters if one.opts[0].startswith("-")}
 
 
 def command_hint(command: str, words: Iterable[str] = ()) -> str | None:

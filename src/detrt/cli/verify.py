@@ -99,7 +99,7 @@ def verify(
             gate_changes=changes,
             batch_size=batch,
             ground_truth=ground_truth,
-            batches=None if batches is None else list(parse_numbers(batches, "--batches")),
+            batches=None if batches is None else list(parse_numbers(batches, "batches")),
             divergence=divergence,
             report_images=(6 if report_images is None else report_images) if report is not None else 0,
             load=load,

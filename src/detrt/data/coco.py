@@ -215,7 +215,7 @@ def match_categories(labels: Mapping[int, str], categories: Iterable[Entry], use
         has, wants = list(labels.values())[:3], list(names.values())[:3]
         raise SpecError(
             f"no class of the model has the name of a category: the model has {has} ..., the annotations {wants} ...; give the "
-            "names of this checkpoint with --labels FILE when it is exported, or the annotations that belong to the model"
+            "names of this checkpoint with `labels=FILE` when it is exported, or the annotations that belong to the model"
         )
     return matched
 
@@ -239,7 +239,7 @@ def check_masks(dataset: CocoDataset) -> None:
         if not is_segmentation(entry.get("segmentation"), sizes[entry["image_id"]]):
             raise ImageError(
                 f"the annotation file '{dataset.path}': annotations[{index}] has no mask of its image (segmentation: polygons of 3 or "
-                "more points in pixels, or run lengths of the image's size); correct it, or compare boxes: --iou-type bbox"
+                "more points in pixels, or run lengths of the image's size); correct it, or compare boxes: `iou_type=bbox`"
             )
 
 

@@ -53,7 +53,7 @@ from .preprocess import resized_size
 from .reading_order import reading_order
 
 _OVERFLOW = (
-    "numbers overflowed inside the model; build it again with --precision fp32, and check the checkpoint if it happens there too"
+    "numbers overflowed inside the model; build it again with `precision=fp32`, and check the checkpoint if it happens there too"
 )
 
 

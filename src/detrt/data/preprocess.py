@@ -226,7 +226,7 @@ def check_size(given: InputSpec, size_hw: SizeHW | None) -> None:
     if not given.dynamic:
         raise SpecError(
             f"size {size_hw[0]}x{size_hw[1]} (height x width) is not possible: this model takes "
-            f"{given.height}x{given.width} only; leave --size out, or export the checkpoint again with --size {size_hw[0]}x{size_hw[1]}"
+            f"{given.height}x{given.width} only; leave `size` out, or export the checkpoint again with `size={size_hw[0]}x{size_hw[1]}`"
         )
     multiple = given.multiple_of
     if any(side < 1 or side % multiple for side in size_hw):
@@ -360,7 +360,7 @@ def _canvas(resized: Sequence[SizeHW], given: InputSpec, size_hw: SizeHW | None)
         if height > canvas[0] or width > canvas[1]:
             raise ImageError(
                 f"an image of {height}x{width} (height x width) after resizing does not fit the {canvas[0]}x{canvas[1]} that "
-                "this model pads to; transformers refuses it as well. Build the model again with --resize"
+                "this model pads to; transformers refuses it as well. Build the model again with `resize`"
             )
     return canvas
 

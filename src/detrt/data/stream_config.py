@@ -21,13 +21,13 @@ class StreamConfig:
 
     timeout_s: float = field(
         default=5.0,
-        metadata={"help": "A camera is lost after so many seconds without data.", "flag": "--timeout", "panel": "Cameras"},
+        metadata={"help": "A camera is lost after so many seconds without data.", "flag": "timeout", "panel": "Cameras"},
     )
     reconnect_s: float | None = field(
         default=None,
         metadata={
             "help": "Connect to a lost camera for so many seconds; 0: not at all; default: without end.",
-            "flag": "--reconnect",
+            "flag": "reconnect",
             "panel": "Cameras",
         },
     )
@@ -36,8 +36,8 @@ class StreamConfig:
 
     def __post_init__(self) -> None:
         if not self.timeout_s > 0:
-            raise DetrtError(f"--timeout must be above 0 seconds; got {self.timeout_s:g}")
+            raise DetrtError(f"`timeout_s` must be above 0 seconds; got {self.timeout_s:g}")
         if self.reconnect_s is not None and not self.reconnect_s >= 0:
-            raise DetrtError(f"--reconnect must be at least 0 seconds; got {self.reconnect_s:g}")
+            raise DetrtError(f"`reconnect` must be at least 0 seconds; got {self.reconnect_s:g}")
         if self.transport not in TRANSPORTS:
-            raise DetrtError(f"--transport must be {' or '.join(TRANSPORTS)}; got {self.transport!r}")
+            raise DetrtError(f"`transport` must be {' or '.join(TRANSPORTS)}; got {self.transport!r}")

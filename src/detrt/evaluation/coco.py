@@ -193,7 +193,7 @@ def evaluate_results(
     if others:  # pycocotools leaves them out, and 0, 1, ... beside 1, 2, ... would be an AP of 0
         raise ImageError(
             f"'{results}' has results of categories that '{coco_json}' does not name: id {', '.join(others[:5])}; their ids must be "
-            "those of the annotations: detrt detect writes them with --coco-images ANNOTATIONS, detrt eval with --save"
+            "those of the annotations: detrt detect writes them with `coco_images=ANNOTATIONS`, detrt eval with `save`"
         )
     masked = bool(rows) and all("segmentation" in row for row in rows)
     iou_type = chosen_iou_type(iou_type, masked, f"'{results}' has entries without segmentation", dataset)
@@ -221,9 +221,9 @@ def chosen_iou_type(wanted: str | None, masked: bool, why_not: str, dataset: Coc
         SessionError: "segm" of detections without masks. ImageError: "segm" with annotations that have none, or damaged ones.
     """
     if wanted not in (None, *IOU_TYPES):
-        raise SessionError(f"--iou-type must be one of {', '.join(IOU_TYPES)}; got {wanted!r}")
+        raise SessionError(f"`iou_type` must be one of {', '.join(IOU_TYPES)}; got {wanted!r}")
     if wanted == SEGM and not masked:
-        raise SessionError(f"--iou-type segm compares masks, and {why_not}; leave it out, or give bbox")
+        raise SessionError(f"`iou_type=segm` compares masks, and {why_not}; leave it out, or give bbox")
     chosen = wanted or (SEGM if masked and has_masks(dataset) else BBOX)
     if chosen == SEGM:
         check_masks(dataset)

@@ -67,7 +67,7 @@ def default_reference(candidate: str | Path) -> str:
         DetrtError: not a bundle, or its checkpoint is not on this machine.
     """
     if kind_of(candidate) != "bundle":
-        raise DetrtError(f"'{candidate}' does not say what it was made from; give the reference with --against CHECKPOINT")
+        raise DetrtError(f"'{candidate}' does not say what it was made from; give the reference with `against=CHECKPOINT`")
     origin = Bundle.open(candidate).provenance
     source = origin.source
     file = Path(source.removeprefix("ckpt:")).expanduser()
@@ -79,11 +79,11 @@ def default_reference(candidate: str | Path) -> str:
             return source
         raise DetrtError(
             f"'{candidate}' was made from the ONNX file '{source}', which is not on this machine or does not say where it comes "
-            "from; give the reference with --against CHECKPOINT"
+            "from; give the reference with `against=CHECKPOINT`"
         )
     raise DetrtError(
         f"'{candidate}' was made from '{source}', which is not on this machine or would have to be downloaded; "
-        f"give the reference with --against CHECKPOINT, e.g. --against '{source}'"
+        f"give the reference with `against=CHECKPOINT`, e.g. `against='{source}'`"
     )
 
 
@@ -122,7 +122,7 @@ def open_side(
     chosen = dict(opening or {})
     if chosen.get("backend", "auto") not in ("auto", "torch"):
         raise SessionError(
-            f"--backend chooses how a bundle or a file runs, and '{model}' is a checkpoint, which PyTorch runs; leave it out"
+            f"`backend` chooses how a bundle or a file runs, and '{model}' is a checkpoint, which PyTorch runs; leave it out"
         )
     source = model
     if isinstance(model, (str, Path)):
@@ -140,10 +140,10 @@ def ask(side: Side, prompt: str | Sequence[str] | Prompt | None, task: str = "")
     """
     if side.session.info.text is not None:
         if prompt is None:
-            raise PromptError(f"'{side.name}' finds what a prompt names; say what to compare with --prompt 'a cat. a dog.'")
+            raise PromptError(f"'{side.name}' finds what a prompt names; say what to compare with `prompt='a cat. a dog.'`")
         side.session = side.session.bind(prompt, task=task)
     elif (prompt is not None or task) and not side.session.prompts:
-        raise PromptError(f"'{side.name}' has fixed classes and takes no prompt; leave --prompt out")
+        raise PromptError(f"'{side.name}' has fixed classes and takes no prompt; leave `prompt` out")
 
 
 def is_onnx_on_cpu(session: Session) -> bool:
@@ -181,7 +181,7 @@ def spec_differences(reference: ModelSpec, candidate: ModelSpec) -> list[str]:
     if reference.task != candidate.task:
         raise SessionError(
             f"the reference is a model for {reference.task}, the candidate one for {candidate.task}; compare models of one task "
-            "(--no-masks reads a checkpoint with masks as a detector)"
+            "(`no_masks` reads a checkpoint with masks as a detector)"
         )
     if reference.decode.num_classes != candidate.decode.num_classes:
         raise SessionError(
@@ -252,7 +252,7 @@ def reference_view(side: Side, candidate: Side, say: Callable[[str], None]) -> t
     """
     if side.source is None:
         if side.graph is None:
-            raise SessionError(f"the reference '{side.name}' has no graph; give a checkpoint with --against")
+            raise SessionError(f"the reference '{side.name}' has no graph; give a checkpoint with `against`")
         return view_of(side.graph), "the reference's graph"
     from ..export import export_onnx
 

@@ -100,7 +100,7 @@ def verify(
     if batches is not None:
         check_list(batches, "batches", "of batch sizes, such as [1, 4]")
     if not images:
-        raise SessionError("verify needs at least one image; give --images DIR")
+        raise SessionError("verify needs at least one image; give `images=DIR`")
     if divergence not in DIVERGENCE:
         raise SessionError(f"divergence must be one of {', '.join(DIVERGENCE)}; got {divergence!r}")
     say = say or (lambda text: None)
@@ -186,7 +186,7 @@ def _open_sides(
         kinds = ("has fixed classes", "takes a prompt")[:: 1 if fixed else -1]
         raise SessionError(
             f"the reference '{ref.name}' {kinds[0]} and the candidate '{cand.name}' {kinds[1]}; they cannot be the same detector: "
-            "give another --against"
+            "give another `against`"
         )
     ask(ref, *prompt)
     return ref, cand

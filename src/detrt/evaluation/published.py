@@ -51,7 +51,7 @@ def with_published(
     if _pixels_differ(expected.input, given.input) and not cand.session.info.compiled:
         difference = (
             f"the candidate's preprocessing is {preprocessing_words(given.input)}; by its checkpoint and the options of its build it "
-            f"is {preprocessing_words(expected.input)}; if it was stated, give the same --resize or --preprocess"
+            f"is {preprocessing_words(expected.input)}; if it was stated, give the same `resize` or `preprocess`"
         )
         return replace(report, published=replace(done, differences=(difference,)))
     chosen = _chosen_otherwise(own, given)

@@ -51,12 +51,12 @@ class ResumeFile(AbstractContextManager):
             return {}
         lines = _complete_lines(self.path)
         if not lines or not isinstance(lines[0], dict) or "detrt_eval" not in lines[0]:
-            raise OutputError(f"'{self.path}' is not a state file of detrt eval; give another --resume FILE")
+            raise OutputError(f"'{self.path}' is not a state file of detrt eval; give another `resume=FILE`")
         before = {"decode": "cpu", **lines[0]}  # older files do not name the decoder
         other = [f"{key} {before.get(key)!r}, now {value!r}" for key, value in header.items() if before.get(key) != value]
         if other:
             raise OutputError(
-                f"'{self.path}' belongs to another run ({'; '.join(other)}); give another --resume FILE or delete it"
+                f"'{self.path}' belongs to another run ({'; '.join(other)}); give another `resume=FILE` or delete it"
             )
         return {line["image_id"]: line["rows"] for line in lines[1:]}
 
@@ -82,7 +82,7 @@ def read_results(path: Path) -> list[Row]:
         ImageError: missing, damaged, or an entry without the fields of COCO results.
     """
     if not path.is_file():
-        raise ImageError(f"there is no results file '{path}'; make one with: detrt detect --coco, or detrt eval --save")
+        raise ImageError(f"there is no results file '{path}'; make one with: `detect(coco=True)`, or `eval(save=True)`")
     with open(path, "rb") as file:
         resumed = file.read(13) == b'{"detrt_eval"'
     if resumed:

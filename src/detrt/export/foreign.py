@@ -90,7 +90,7 @@ def _compare(foreign: ForeignModel, model: Any, batch: int) -> Iterator[dict[str
         if not error <= _TOLERANCE:
             raise GateError(
                 f"the graph in detrt's contract differs from '{foreign.path}' by {error:.2g} (relative, allowed {_TOLERANCE}) in "
-                f"'{name}' at batch {batch}; no file was written; check --layout"
+                f"'{name}' at batch {batch}; no file was written; check `layout`"
             )
         yield {"batch": batch, "height": height, "width": width, "output": name, "error": error}
 

@@ -48,7 +48,7 @@ def export_onnx(
     spec = exported_spec(source, config)
     require_check(config)
     if config.plugin and not source.family.deformable:
-        raise ExportError(f"--msda {config.msda}: {source.family.title} has no deformable attention; leave --msda out")
+        raise ExportError(f"`msda={config.msda}`: {source.family.title} has no deformable attention; leave `msda` out")
     if spec.text is not None:
         from .prompted import export_text
 

@@ -44,7 +44,7 @@ def export_text(source: Source, path: Path, spec: ModelSpec, config: ExportConfi
     text = spec.text
     assert text is not None
     if source.tokenizer is None:
-        raise SourceError(f"'{source.provenance.source}' has no tokenizer; give one with --tokenizer FILE")
+        raise SourceError(f"'{source.provenance.source}' has no tokenizer; give one with `tokenizer=FILE`")
     if path.name in (text.encoder, text.tokenizer, text.query_encoder):
         raise ExportError(f"'{path.name}' is the name of another file beside the model; give another")
     processing = check_processing(source, say) if config.check else ProcessingCheck()

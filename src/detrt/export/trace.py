@@ -94,7 +94,7 @@ def require_check(config: ExportConfig) -> None:
     """
     version = transformers_version()
     if not config.check and version is not None and version not in TESTED:
-        raise ExportError(f"detrt was not tested with transformers {version}, so the comparison decides; leave --no-check out")
+        raise ExportError(f"detrt was not tested with transformers {version}, so the comparison decides; leave `check=False` out")
 
 
 def rows_of(where: Mapping[str, Any], found: Iterable[tuple[str, float, str]]) -> Iterator[dict[str, Any]]:

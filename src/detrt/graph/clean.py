@@ -548,7 +548,7 @@ def _name_mode_as_before(node: onnx.NodeProto) -> bool:
 
 def _check_expressible(node: onnx.NodeProto, new: int, old: int) -> None:
     """Drop attributes that an older opset lacks where they have their default value; refuse other values and more inputs."""
-    refusal = f"node '{node.name}' ({node.op_type}) cannot be expressed in opset {old}; export the model with --opset {old}"
+    refusal = f"node '{node.name}' ({node.op_type}) cannot be expressed in opset {old}; export the model with `opset={old}`"
     try:
         schema = onnx.defs.get_schema(node.op_type, old)
         newer = onnx.defs.get_schema(node.op_type, new)

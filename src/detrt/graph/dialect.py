@@ -262,7 +262,7 @@ def widen(model: onnx.ModelProto) -> Widened:
     kinds = element_types(model)
     names = {TensorProto.BFLOAT16: "BF16", TensorProto.FLOAT8E4M3FN: "FP8"}
     if strange := sorted({names[kind] for kind in kinds.values() if kind in names}):
-        raise GraphError(f"this TensorRT has no {' and no '.join(strange)}; build with --precision fp16 or int8")
+        raise GraphError(f"this TensorRT has no {' and no '.join(strange)}; build with `precision=fp16` or int8")
     done = Widened(any(kind == TensorProto.FLOAT16 for kind in kinds.values()))
     done.quantized = any(node.op_type == "QuantizeLinear" for node in graph.node)
     _add_zero_points(model)

@@ -43,7 +43,7 @@ def load(path: Path | str, *, weights: bool = True) -> onnx.ModelProto:
     onnx = _onnx()
     path = Path(path)
     if not path.is_file():
-        raise GraphError(f"there is no ONNX file '{path}'; check the path, or create one with: detrt export MODEL -o OUT")
+        raise GraphError(f"there is no ONNX file '{path}'; check the path, or create one with: `export(MODEL, output=OUT)`")
     if path.stat().st_size == 0:
         raise GraphError(f"'{path}' is empty (0 bytes); export it again")
     try:
@@ -207,8 +207,8 @@ def read_spec(path: Path | str) -> ModelSpec:
     spec = find_spec(path)
     if spec is None:
         raise GraphError(
-            f"'{path}' carries no detrt spec, so its preprocessing and labels are unknown; make a file with one from it with: detrt "
-            f"export {path} -o OUT.onnx (docs/guide/onnx-files.md)"
+            f"'{path}' carries no detrt spec, so its preprocessing and labels are unknown; make a file with one from it with: "
+            f"`export({path}, output=OUT.onnx)` (docs/guide/onnx-files.md)"
         )
     return spec
 

@@ -164,7 +164,7 @@ def recognise(
         GraphError: none or several layouts fit, or the one that was named does not.
     """
     if layout is not None and layout not in LAYOUTS:
-        raise GraphError(f"--layout must be one of {', '.join(LAYOUTS)}; got {layout!r}")
+        raise GraphError(f"`layout` must be one of {', '.join(LAYOUTS)}; got {layout!r}")
     given = [LAYOUTS[layout]] if layout else list(LAYOUTS.values())
     fitting, reasons = [], []
     for candidate in given:
@@ -185,11 +185,11 @@ def recognise(
         raise GraphError(f"{has}; that is not the layout {LAYOUTS[layout]}: {reasons[0]}")
     known = "; ".join(str(one) for one in (LAYOUTS.values() if not fitting else (one for one, _ in fitting)))
     if fitting:
-        raise GraphError(f"{has}, which several layouts fit; say which with --layout: {known}")
+        raise GraphError(f"{has}, which several layouts fit; say which with `layout`: {known}")
     raise GraphError(
-        f"{has}, which fit no layout that detrt knows: {known}. Where only the names differ, give --layout and the names in a "
+        f"{has}, which fit no layout that detrt knows: {known}. Where only the names differ, give `layout` and the names in a "
         "sidecar (docs/guide/onnx-files.md). A graph of detrt without its spec: put the spec beside it as FILE.onnx.json, or give "
-        "it to detect with --spec FILE"
+        "it to detect with `spec=FILE`"
     )
 
 

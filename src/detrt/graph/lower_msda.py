@@ -36,7 +36,7 @@ def lower_msda(model: onnx.ModelProto, how: str) -> int:
     """
     lowerings = {"gridsample": _gridsample, "gather": _gather, BY_LEVEL: _gather_by_level}
     if how not in lowerings:
-        raise GraphError(f"--msda must be gridsample or gather; got {how!r}")
+        raise GraphError(f"`msda` must be gridsample or gather; got {how!r}")
     graph = model.graph
     kinds = element_types(model) if how == BY_LEVEL else {}
     constants = {t.name: t for t in graph.initializer}

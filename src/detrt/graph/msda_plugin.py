@@ -193,7 +193,7 @@ def emit(model: onnx.ModelProto, how: str) -> int:
         GraphError: another choice, or a node that NVIDIA's plugin does not support.
     """
     if how not in PLUGINS:
-        raise GraphError(f"--msda must be one of {', '.join(PLUGINS)} for a plugin node; got {how!r}")
+        raise GraphError(f"`msda` must be one of {', '.join(PLUGINS)} for a plugin node; got {how!r}")
     graph = model.graph
     constants = {tensor.name: tensor for tensor in graph.initializer}
     nodes: list[onnx.NodeProto] = []
@@ -226,12 +226,12 @@ def _nvidia(node: onnx.NodeProto, constants: dict[str, TensorProto], prefix: str
     if attributes.get("discrete"):
         raise GraphError(
             f"node '{node.name}' uses discrete sampling, which NVIDIA's plugin does not support; "
-            "choose --msda plugin or --msda gather"
+            "choose `msda=plugin` or `msda=gather`"
         )
     if len(set(points)) != 1:
         raise GraphError(
             f"node '{node.name}' has {points} points in its levels; NVIDIA's plugin needs the same number in each; "
-            "choose --msda plugin or --msda gather"
+            "choose `msda=plugin` or `msda=gather`"
         )
     value, shapes, locations, weights = node.input
     b = GraphBuilder(prefix)

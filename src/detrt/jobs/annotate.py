@@ -49,7 +49,7 @@ class AnnotatedCopies:
         for source, target in self._paths.items():
             if Path(os.path.abspath(target)) in sources:
                 raise OutputError(
-                    f"the annotated copy of '{source.path}' would replace the input '{target}'; give another --save-dir"
+                    f"the annotated copy of '{source.path}' would replace the input '{target}'; give another `save_dir`"
                 )
         self._stack = contextlib.ExitStack()
         self._video: Input | None = None
@@ -121,7 +121,7 @@ class StreamCopies:
         """Of the video of a source. number: from 1."""
         path = self.folder / f"{self._names[source]}{'' if number == 1 else f'-{number}'}.mp4"
         if os.path.abspath(path) in {os.path.abspath(one.address) for one in self._names if one.kind == "file"}:
-            raise OutputError(f"the annotated video of '{source.path}' would replace the input '{path}'; give another --save-dir")
+            raise OutputError(f"the annotated video of '{source.path}' would replace the input '{path}'; give another `save_dir`")
         return path
 
     def __enter__(self) -> StreamCopies:

@@ -84,7 +84,7 @@ class DevicePool:
         every: int = 1,
     ) -> None:
         if not devices:
-            raise SessionError("no devices; give at least one, e.g. --device 0,1")
+            raise SessionError("no devices; give at least one, e.g. `device=0,1`")
         threads = cpu_threads(devices)
         options = dict(session or {})
         if CPU in devices and options.get("threads") is None:

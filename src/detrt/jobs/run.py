@@ -145,5 +145,5 @@ def exclude_outputs(folder: Path | str, inputs: Sequence[Input], named: Sequence
     explicit = {Path(name) for name in named}
     kept = [source for source in inputs if source.path in explicit or inside not in Path(os.path.abspath(source.path)).parents]
     if not kept:
-        raise ImageError(f"all inputs lie in the output folder '{folder}'; give another --save-dir")
+        raise ImageError(f"all inputs lie in the output folder '{folder}'; give another `save_dir`")
     return kept

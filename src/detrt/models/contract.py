@@ -68,7 +68,7 @@ def exported_spec(source: Source, config: ExportConfig) -> ModelSpec:
     if config.decode == "graph":
         if spec.decode.reading_order != "none":
             raise ExportError(
-                f"--decode graph: {family.title} returns detections in reading order, which is computed after the graph; leave it out"
+                f"`decode=graph`: {family.title} returns detections in reading order, which is computed after the graph; leave it out"
             )
         keep = config.max_detections or spec.decode.max_detections
         if config.max_detections is None and spec.decode.nms != "none" and not config.nms.startswith("graph"):
@@ -76,7 +76,7 @@ def exported_spec(source: Source, config: ExportConfig) -> ModelSpec:
             keep = spec.decode.num_queries
         limit = _most_detections(spec)
         if keep > limit:
-            raise ExportError(f"--max-detections must be at most {limit} for this model; got {keep}")
+            raise ExportError(f"`max_detections` must be at most {limit} for this model; got {keep}")
         spec = spec.with_decode(
             in_graph=True,
             max_detections=keep,
@@ -86,7 +86,7 @@ def exported_spec(source: Source, config: ExportConfig) -> ModelSpec:
     elif config.max_detections is not None:
         limit = _most_detections(spec)
         if config.max_detections > limit:
-            raise ExportError(f"--max-detections must be at most {limit} for this model; got {config.max_detections}")
+            raise ExportError(f"`max_detections` must be at most {limit} for this model; got {config.max_detections}")
         spec = spec.with_decode(max_detections=config.max_detections)
     return spec
 
@@ -168,17 +168,17 @@ def _text_input(name: str, spec: ModelSpec) -> TensorInfo:
 def _with_graphs(spec: ModelSpec, title: str, config: ExportConfig) -> ModelSpec:
     if config.image_queries:
         if spec.text is None or spec.text.kind != "names":
-            raise ExportError(f"--image-queries is for OWL-ViT and OWLv2; {title} finds nothing by an image; leave it out")
+            raise ExportError(f"`image_queries` is for OWL-ViT and OWLv2; {title} finds nothing by an image; leave it out")
         spec = replace(spec, text=replace(spec.text, query_encoder=QUERY_ENCODER))
     if not config.single_graph:
         return spec
     if spec.text is None:
-        raise ExportError(f"--single-graph is for models that take a prompt; {title} has one graph anyway")
+        raise ExportError(f"`single_graph` is for models that take a prompt; {title} has one graph anyway")
     if spec.text.kind != "tokens":
         what = {"classes": "every name and once for the task", "names": "every name"}.get(spec.text.kind, "every phrase")
         raise ExportError(
-            f"--single-graph: {title} runs its text encoder over {what}, so the two are graphs "
-            "of different batches; leave --single-graph out"
+            f"`single_graph`: {title} runs its text encoder over {what}, so the two are graphs "
+            "of different batches; leave `single_graph` out"
         )
     return replace(spec, text=replace(spec.text, encoder=""))
 
@@ -195,8 +195,8 @@ def _with_nms(spec: ModelSpec, config: ExportConfig) -> ModelSpec:
     if config.nms == "graph" and rule != "nms":
         what = "soft-NMS, which ONNX has no operator for" if rule == "soft_nms" else "no NMS"
         raise ExportError(
-            f"--nms graph: the checkpoint asks for {what}; use --nms graph-hard for hard NMS in the graph, or "
-            "--nms checkpoint for its own rule outside"
+            f"`nms=graph`: the checkpoint asks for {what}; use `nms=graph-hard` for hard NMS in the graph, or "
+            "`nms=checkpoint` for its own rule outside"
         )
     changed = {"none": "none", "hard": "nms", "graph-hard": "nms"}.get(config.nms, rule)
     return spec if changed == rule else spec.with_decode(nms=changed)
@@ -270,7 +270,7 @@ class ExportConfig:
     )
     score_threshold: float = field(
         default=0.0,
-        metadata={"help": "Lowest score that num_detections counts, with --decode graph."},
+        metadata={"help": "Lowest score that num_detections counts, with `decode=graph`."},
     )
     nms: str = field(
         default="checkpoint",
@@ -278,7 +278,7 @@ class ExportConfig:
     )
     normalize: bool = field(
         default=True,
-        metadata={"help": "Rescale and normalize inside the graph.", "flag": "--normalize/--no-normalize", "panel": "Advanced"},
+        metadata={"help": "Rescale and normalize inside the graph.", "flag": "normalize/no-normalize", "panel": "Advanced"},
     )
     input_dtype: str = field(
         default="uint8",
@@ -287,8 +287,8 @@ class ExportConfig:
     mask: bool = field(
         default=True,
         metadata={
-            "help": "Keep the padding mask input; --no-mask needs a fixed size.",
-            "flag": "--mask/--no-mask",
+            "help": "Keep the padding mask input; `mask=False` needs a fixed size.",
+            "flag": "mask/no-mask",
             "panel": "Advanced",
         },
     )
@@ -296,7 +296,7 @@ class ExportConfig:
         default=True,
         metadata={
             "help": "Compare the graph with PyTorch at shapes that were not traced, and a TensorRT engine with its graph.",
-            "flag": "--check/--no-check",
+            "flag": "check/no-check",
             "panel": "Advanced",
         },
     )
@@ -311,31 +311,31 @@ class ExportConfig:
     )
 
     def __post_init__(self) -> None:
-        check_one_of("--opset", self.opset, OPSETS, ExportError)
-        check_one_of("--msda", self.msda, LOWERINGS, ExportError)
-        check_one_of("--decode", self.decode, DECODES, ExportError)
-        check_one_of("--nms", self.nms, NMS, ExportError)
+        check_one_of("`opset`", self.opset, OPSETS, ExportError)
+        check_one_of("`msda`", self.msda, LOWERINGS, ExportError)
+        check_one_of("`decode`", self.decode, DECODES, ExportError)
+        check_one_of("`nms`", self.nms, NMS, ExportError)
         if self.nms.startswith("graph") and self.decode != "graph":
-            raise ExportError(f"--nms {self.nms} needs --decode graph: NMS works on finished boxes")
-        check_one_of("--input-dtype", self.input_dtype, ("uint8", "float32"), ExportError)
+            raise ExportError(f"`nms={self.nms}` needs `decode=graph`: NMS works on finished boxes")
+        check_one_of("`input_dtype`", self.input_dtype, ("uint8", "float32"), ExportError)
         if (self.height is None) != (self.width is None):
-            raise ExportError("give both --height and --width (or --size for a square), or neither")
-        for name, value in (("--height", self.height), ("--width", self.width)):
+            raise ExportError("give both `height` and `width` (or `size` for a square), or neither")
+        for name, value in (("`height`", self.height), ("`width`", self.width)):
             if value is not None and not (isinstance(value, int) and 1 <= value <= LARGEST_SIDE):
                 raise ExportError(f"{name} must be an integer of pixels from 1 to {LARGEST_SIDE}; got {value!r}")
         if self.max_detections is not None and self.max_detections < 1:
-            raise ExportError(f"--max-detections must be at least 1; got {self.max_detections}")
+            raise ExportError(f"`max_detections` must be at least 1; got {self.max_detections}")
         if not 0.0 <= self.score_threshold <= 1.0:
-            raise ExportError(f"--score-threshold must be from 0 to 1; got {self.score_threshold}")
+            raise ExportError(f"`score_threshold` must be from 0 to 1; got {self.score_threshold}")
         if self.score_threshold and self.decode != "graph":
             raise ExportError(
-                f"--score-threshold {self.score_threshold:g} is for a graph that decodes: add --decode graph, or leave "
-                "it out and give --threshold to detrt detect"
+                f"`score_threshold={self.score_threshold:g}` is for a graph that decodes: add `decode=graph`, or leave "
+                "it out and give `threshold` to detrt detect"
             )
         if not self.normalize and self.input_dtype == "uint8":
             object.__setattr__(self, "input_dtype", "float32")
         if not self.mask and self.height is None:
-            raise ExportError("a model without its padding mask needs a fixed size; add --height and --width")
+            raise ExportError("a model without its padding mask needs a fixed size; add `height` and `width`")
 
     @property
     def lowering(self) -> str:

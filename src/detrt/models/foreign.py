@@ -124,8 +124,7 @@ def read_foreign(path: Path | str, load: LoadOptions | None, run: Run) -> Foreig
     load = load or usual
     for name in ("tokenizer", "trust_remote_code", "queries", "decoder_layers", "no_masks"):
         if getattr(load, name) != getattr(usual, name):
-            flag = name.replace("_", "-")
-            raise SpecError(f"--{flag} says how a checkpoint is read, and '{path}' is an ONNX file; leave it out")
+            raise SpecError(f"`{name}` says how a checkpoint is read, and '{path}' is an ONNX file; leave it out")
     model = graph.load(path)
     beside = path.with_name(path.name + SIDECAR)
     sidecar = OnnxSidecar.read(beside) if beside.is_file() else OnnxSidecar()
@@ -136,7 +135,7 @@ def read_foreign(path: Path | str, load: LoadOptions | None, run: Run) -> Foreig
         stated["labels"] = str(load.labels.absolute())
     foreign = recognise(model, str(path), sidecar.layout, sidecar.tensors)
     if not foreign.queries or (not foreign.classes and foreign.layout.name != "rt-detr"):
-        usual = parse_size(sidecar.resize, "--resize") if sidecar.resize and ":" not in sidecar.resize else (640, 640)
+        usual = parse_size(sidecar.resize, "resize") if sidecar.resize and ":" not in sidecar.resize else (640, 640)
         foreign = foreign.with_shapes(run(path, foreign.feeds(usual)), str(path))
     if load.labels_start is not None:
         stated["labels_start"] = load.labels_start
@@ -158,7 +157,7 @@ class _ForeignReader:
         if same:
             self._sidecar = replace(sidecar, family=same[0])
         elif sidecar.family is not None and sidecar.family not in BY_NAME:
-            raise SpecError(f"--family must be one of {', '.join(BY_NAME)}; got {sidecar.family!r}")
+            raise SpecError(f"`family` must be one of {', '.join(BY_NAME)}; got {sidecar.family!r}")
 
     def read(self) -> ForeignModel:
         layout = self._foreign.layout.name
@@ -212,8 +211,8 @@ class _ForeignReader:
         raw = read_config(folder)
         if self._sidecar.family is None and raw["model_type"] not in by_model_type():
             raise SpecError(
-                f"'{folder / 'config.json'}' has model_type {raw['model_type']!r}, which detrt does not know; give --family with a "
-                "family whose post-processing it has (see: detrt info --families)"
+                f"'{folder / 'config.json'}' has model_type {raw['model_type']!r}, which detrt does not know; give `family` with a "
+                "family whose post-processing it has (see: `info(families=True)`)"
             )
         try:
             return require_transformers().AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -233,13 +232,13 @@ class _ForeignReader:
             rows = sorted(row.name for row in BY_NAME.values() if not row.text)
             raise SpecError(
                 f"'{self._path}' (layout transformers) does not say how its logits become scores; put the config.json of its "
-                f"checkpoint beside it, or give --family with one of {', '.join(rows)}"
+                f"checkpoint beside it, or give `family` with one of {', '.join(rows)}"
             )
         if name is None:
             return _unnamed(layout)
         if BY_NAME[name].text:
             raise SpecError(
-                f"--family {name} takes a prompt, for which detrt reads no ONNX file of other exporters; export its checkpoint"
+                f"`family={name}` takes a prompt, for which detrt reads no ONNX file of other exporters; export its checkpoint"
             )
         self._notes.append(f"family {name}, {origin}")
         return BY_NAME[name]
@@ -252,7 +251,7 @@ class _ForeignReader:
         if start is None and classes and len(stored) == classes - 1:
             raise SpecError(
                 f"{origin} has {len(stored)} names in a list, and '{self._path}' has {classes} columns; say which column the first name is for "
-                "with --labels-start 0 or --labels-start 1, or name their ids"
+                "with `labels_start=0` or `labels_start=1`, or name their ids"
             )
         return dict(enumerate(stored, start or 0))
 
@@ -283,13 +282,13 @@ class _ForeignReader:
             if classes and max(found) >= classes:
                 raise SpecError(
                     f"{origin} names {len(found)} classes (ids up to {max(found)}), but '{self._path}' has {classes}; give those of "
-                    "this model with --labels FILE"
+                    "this model with `labels=FILE`"
                 )
             self._notes.append(f"{len(found)} class names of {origin}")
             return found
         if not classes:
             raise SpecError(
-                f"'{self._path}' does not say how many classes it has nor their names; give them with --labels FILE, one per line, "
+                f"'{self._path}' does not say how many classes it has nor their names; give them with `labels=FILE`, one per line, "
                 f"or in the sidecar '{self._path.name}{SIDECAR}'"
             )
         names, note = choose(classes, ref=str(self._path))
@@ -299,7 +298,7 @@ class _ForeignReader:
     def _input(self, family: Family, config: Any) -> InputSpec:
         foreign, sidecar = self._foreign, self._sidecar
         if (sidecar.mean is None) != (sidecar.std is None):
-            raise SpecError("give both --mean and --std, or neither")
+            raise SpecError("give both `mean` and `std`, or neither")
         given = self._resized(family, config)
         names = ("mean", "std", "rescale", "resample")
         given = replace(given, **{name: value for name in names if (value := getattr(sidecar, name)) is not None})
@@ -307,7 +306,7 @@ class _ForeignReader:
             height, width = foreign.size_hw
             raise SpecError(
                 f"'{self._path}' takes images of {height}x{width}, and preprocessing makes {given.height}x{given.width}; give "
-                f"--resize {height}x{width}, or the graph that belongs to it"
+                f"`resize={height}x{width}`, or the graph that belongs to it"
             )
         self._notes.append(f"images: {preprocessing_words(given)}")
         return given
@@ -319,20 +318,20 @@ class _ForeignReader:
         if foreign.layout.name == "transformers":
             return self._like_a_checkpoint(family, config)
         if sidecar.preprocess not in (None, FAMILY_DEFAULT):
-            raise SpecError(f"--preprocess must be {FAMILY_DEFAULT}; got {sidecar.preprocess!r}")
+            raise SpecError(f"`preprocess` must be {FAMILY_DEFAULT}; got {sidecar.preprocess!r}")
         mean, std = self._fact(lambda: self._normalisation(family), _NEUTRAL)
         if sidecar.resize is None and dynamic:
             raise SpecError(
-                f"'{self._path}' takes images of any size; give the one that the model was trained at with --resize HEIGHTxWIDTH"
+                f"'{self._path}' takes images of any size; give the one that the model was trained at with `resize=HEIGHTxWIDTH`"
             )
         size = foreign.size_hw
         if sidecar.resize is not None:
             if ":" in sidecar.resize:
                 raise SpecError(
-                    f"--resize {sidecar.resize} keeps the aspect ratio, and images of the layout {foreign.layout.name} are "
-                    "stretched; give --resize HEIGHTxWIDTH"
+                    f"`resize={sidecar.resize}` keeps the aspect ratio, and images of the layout {foreign.layout.name} are "
+                    "stretched; give `resize=HEIGHTxWIDTH`"
                 )
-            size = parse_size(sidecar.resize, "--resize")
+            size = parse_size(sidecar.resize, "resize")
         assert size is not None
         return InputSpec("stretch", *size, mean=mean, std=std, mask=foreign.mask, dynamic=dynamic)
 
@@ -349,9 +348,9 @@ class _ForeignReader:
         if self._sidecar.preprocess is None and (stated is None or stated.normalize_differs):
             mean, std = (",".join(map(str, three)) for three in (IMAGENET_MEAN, IMAGENET_STD))
             raise SpecError(
-                f"'{self._path}' (layout {layout}) does not say how its images are normalised; give --preprocess family-default (RGB / "
+                f"'{self._path}' (layout {layout}) does not say how its images are normalised; give `preprocess=family-default` (RGB / "
                 "255 and no more: RT-DETR, D-FINE, DEIM, and DEIMv2 with HGNetV2), or mean and standard deviation (DEIMv2 with DINOv3: "
-                f"--mean {mean} --std {std})"
+                f"`mean={mean}`, `std={std}`)"
             )
         return (IMAGENET_MEAN, IMAGENET_STD) if family.normalize else _NEUTRAL
 

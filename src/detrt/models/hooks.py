@@ -234,7 +234,7 @@ def forced_topk(indices: Sequence[Any]) -> Iterator[None]:
         if index.shape != expected.indices.shape:
             raise ExportError(
                 f"the graph selects {index.shape[-1]} of an image's positions or queries, the PyTorch model {k}; read the checkpoint "
-                "with the --queries and --decoder-layers that the graph was exported with (detrt info shows them)"
+                "with the `queries` and `decoder_layers` that the graph was exported with (detrt info shows them)"
             )
         return torch.return_types.topk((values.gather(dim, index), index))
 

@@ -96,17 +96,17 @@ def load_folder(
     upstream = row.upstream if row is not None else None
     published = upstream is not None and family == upstream.name
     if family is not None and not published:
-        others = "".join(f", and --family {one.name} for a {one.title} folder" for one in upstreams())
+        others = "".join(f", and `family={one.name}` for a {one.title} folder" for one in upstreams())
         raise SourceError(
-            f"'{ref}' is a transformers checkpoint of model_type {config['model_type']!r}, and --family {family} is not for "
-            f"it: --family is for ckpt:FILE{others}"
+            f"'{ref}' is a transformers checkpoint of model_type {config['model_type']!r}, and `family={family}` is not for "
+            f"it: `family` is for ckpt:FILE{others}"
         )
     if "auto_map" in config and not trust_remote_code and not published:
         code = _remote_code(config["auto_map"])
         raise SourceError(
             f"'{ref}' runs its own code ({', '.join(code)}), and the stock class would compute another function. "
-            f"Read that code, and if you trust it add --trust-remote-code or set {trust.VARIABLE}=1"
-            + (f"; or --family {upstream.name} for detrt's own published {upstream.title}" if upstream is not None else "")
+            f"Read that code, and if you trust it add `trust_remote_code` or set {trust.VARIABLE}=1"
+            + (f"; or `family={upstream.name}` for detrt's own published {upstream.title}" if upstream is not None else "")
         )
     model_type = config["model_type"]
     for relative in BY_NAME.values():
@@ -117,7 +117,7 @@ def load_folder(
     if row is None:
         known = ", ".join(one.model_type for one in BY_NAME.values() if not one.own)
         raise SourceError(
-            f"'{ref}' has model_type {model_type!r}, which detrt does not know; it knows: {known} (see: detrt info --families)"
+            f"'{ref}' has model_type {model_type!r}, which detrt does not know; it knows: {known} (see: `info(families=True)`)"
         )
     architectures = config.get("architectures") or [""]
     if not isinstance(architectures, list) or not isinstance(name := architectures[0], str):
@@ -133,7 +133,7 @@ def load_folder(
     refuse_text_choices(row, labels, tokenizer, labels_start)
     if labels_start is not None and labels is None:
         raise SourceError(
-            f"--labels-start {labels_start} needs --labels FILE: the config.json of '{ref}' says the id of each class"
+            f"`labels_start={labels_start}` needs `labels=FILE`: the config.json of '{ref}' says the id of each class"
         )
     words = read_tokenizer(tokenizer, folder, ref) if row.text else None  # before seconds of loading
     with _without_adapter(folder, ref, row) as (plain, notes):
@@ -180,7 +180,7 @@ def _notes_on_pixels(entry: InputSpec) -> tuple[str, ...]:
     if not entry.antialias and found:
         return (
             f"images are resized without antialiasing, as {found[0]}ImageProcessor of transformers {TESTED[-1]} does; that of the "
-            f"installed {version} antialiases: for a model that was trained with it, --preprocess family-default comes closest",
+            f"installed {version} antialiases: for a model that was trained with it, `preprocess=family-default` comes closest",
         )
     return ()
 
@@ -204,11 +204,11 @@ def refuse_text_choices(
 ) -> None:
     """Raise SourceError for labels of a prompted family, and for a tokenizer of one with fixed classes."""
     if family.text and labels_start is not None:
-        raise SourceError(f"--labels-start {labels_start} cannot be given for {family.title}: it finds what a prompt asks for")
+        raise SourceError(f"`labels_start={labels_start}` cannot be given for {family.title}: it finds what a prompt asks for")
     if family.text and labels is not None:
-        raise SourceError(f"--labels '{labels}' cannot be given for {family.title}: it finds what a prompt asks for")
+        raise SourceError(f"`labels='{labels}'` cannot be given for {family.title}: it finds what a prompt asks for")
     if not family.text and tokenizer is not None:
-        raise SourceError(f"--tokenizer '{tokenizer}' cannot be given for {family.title}, which takes no prompt")
+        raise SourceError(f"`tokenizer='{tokenizer}'` cannot be given for {family.title}, which takes no prompt")
 
 
 def _remote_code(auto_map: Any) -> list[str]:

@@ -73,13 +73,13 @@ def choose(
     known = ", ".join(f"{count} ({name})" for count, (name, _) in label_sets().items())
     raise SourceError(
         f"'{ref}' has {classes} classes and names none, and no label set has so many; known: {known}{unfit}. "
-        "Give the names with --labels FILE, one per line"
+        "Give the names with `labels=FILE`, one per line"
     )
 
 
 def _start(names: Mapping[int, str], classes: int) -> str:
     """Words on the column of the first name, where the head has more columns than names."""
-    return "" if len(names) == classes else f", '{names[min(names)]}' is column {min(names)} (--labels-start)"
+    return "" if len(names) == classes else f", '{names[min(names)]}' is column {min(names)} (`labels_start`)"
 
 
 def read_labels(path: Path | str, classes: int, first: int | None = None) -> dict[int, str]:
@@ -93,17 +93,17 @@ def read_labels(path: Path | str, classes: int, first: int | None = None) -> dic
     names, lines = _named(path)
     if first is not None:
         if lines is None:
-            raise SpecError(f"--labels-start {first} is for a list of names, and '{path}' says their ids; leave it out")
+            raise SpecError(f"`labels_start={first}` is for a list of names, and '{path}' says their ids; leave it out")
         if not names or first < 0 or first + lines > classes:
             raise SpecError(
-                f"--labels-start {first} with the {lines} names of '{path}' needs columns {first}..{first + lines - 1}, and the head has "
+                f"`labels_start={first}` with the {lines} names of '{path}' needs columns {first}..{first + lines - 1}, and the head has "
                 f"0..{classes - 1}"
             )
         return {first + number: name for number, name in names.items()}
     if lines == classes - 1:
         raise SpecError(
             f"labels file '{path}' has {lines} names, and the head has {classes} columns: one is of the background or of no class. Say which "
-            "column the first name is for: --labels-start 0 (RF-DETR 1.5 and newer, and of YOLO data sets) or --labels-start 1 (ids "
+            "column the first name is for: `labels_start=0` (RF-DETR 1.5 and newer, and of YOLO data sets) or `labels_start=1` (ids "
             "from 1, as of COCO and RF-DETR up to 1.4)"
         )
     if not names or max(names) >= classes or min(names) < 0 or (lines is not None and lines != classes):

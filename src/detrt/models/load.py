@@ -61,8 +61,8 @@ def is_checkpoint_reference(ref: str) -> bool:
     return ref.startswith(("hf:", "embedded:", "ckpt:", "random:")) or (Path(ref) / "config.json").is_file()
 
 
-def three_numbers(flag: str) -> Callable[[str], tuple[float, ...]]:
-    """A parser of three comma-separated numbers, of R, G and B, for the option `flag`. It raises SourceError."""
+def three_numbers(name: str) -> Callable[[str], tuple[float, ...]]:
+    """A parser of three comma-separated numbers, of R, G and B, for the field `name`. It raises SourceError."""
 
     def parse(text: str) -> tuple[float, ...]:
         try:
@@ -70,7 +70,7 @@ def three_numbers(flag: str) -> Callable[[str], tuple[float, ...]]:
         except ValueError:
             values = ()
         if len(values) != 3:
-            raise SourceError(f"{flag} must be three comma-separated numbers, of R, G and B, such as 0.5,0.5,0.5; got {text!r}")
+            raise SourceError(f"`{name}` must be three comma-separated numbers, of R, G and B, such as 0.5,0.5,0.5; got {text!r}")
         return values
 
     return parse
@@ -166,7 +166,7 @@ class LoadOptions:
     )
     no_masks: bool | None = field(
         default=None,
-        metadata={"help": "Boxes alone of a checkpoint with masks: a detector.", "panel": "Checkpoint", "flag": "--no-masks"},
+        metadata={"help": "Boxes alone of a checkpoint with masks: a detector.", "panel": "Checkpoint", "flag": "no-masks"},
     )
     layout: str | None = field(
         default=None,
@@ -180,7 +180,7 @@ class LoadOptions:
         metadata={
             "help": "Mean of R, G, B for such a file: 0.485,0.456,0.406.",
             "panel": "Checkpoint",
-            "parse": three_numbers("--mean"),
+            "parse": three_numbers("mean"),
         },
     )
     std: tuple[float, ...] | None = field(
@@ -188,7 +188,7 @@ class LoadOptions:
         metadata={
             "help": "Standard deviation of R, G, B for such a file: 0.229,0.224,0.225.",
             "panel": "Checkpoint",
-            "parse": three_numbers("--std"),
+            "parse": three_numbers("std"),
         },
     )
     revision: str | None = None
@@ -216,11 +216,11 @@ class LoadOptions:
         return {name: value if isinstance(value, (tuple, int)) else str(value) for name, value in stated.items()}
 
     def typed(self) -> list[str]:
-        """The choices as a command line has them, e.g. "--queries 100"."""
+        """The choices as messages name them, e.g. "`queries=100`"."""
         found = []
         for name, value in self.choices().items():
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
-            found.append(f"--{name.replace('_', '-')}" + ("" if value is True else f" {shown}"))
+            found.append(f"`{name}`" if value is True else f"`{name}={shown}`")
         return found
 
     def arguments(self) -> dict[str, Any]:
@@ -279,7 +279,10 @@ _ELSEWHERE = {
     "image_size": ("size",),
     "max_det": ("max_detections",),
     "batch": ("batch_size",),
-    "target": ("engines", "packages", "openvino"),
+    "target": ("targets",),
+    "engines": ("targets",),
+    "packages": ("targets",),
+    "openvino": ("targets",),
     "half": ("precision",),
     "int8": ("precision",),
     "weights": ("model",),
@@ -320,17 +323,17 @@ def load_source(ref: str, options: LoadOptions | None = None, **changes: Unpack[
     options = changed(options, changes)
     for name in ONNX_ONLY:
         if getattr(options, name) is not None:
-            raise SourceError(f"--{name} is for ONNX files of other exporters, and '{ref}' is a checkpoint; leave it out")
+            raise SourceError(f"`{name}` is for ONNX files of other exporters, and '{ref}' is a checkpoint; leave it out")
     if ref.startswith(("random:", "ckpt:")):
         for name in ("resize", "preprocess"):
             if (value := getattr(options, name)) is not None:
                 raise SourceError(
-                    f"--{name} {value} is for a folder in transformers format, with a file of its image processor; '{ref}' has the "
-                    "authors' preprocessing; leave it out, or give --size for another input size"
+                    f"`{name}={value}` is for a folder in transformers format, with a file of its image processor; '{ref}' has the "
+                    "authors' preprocessing; leave it out, or give `size` for another input size"
                 )
     if options.assume is not None and not ref.startswith("ckpt:"):
         raise SourceError(
-            f"--assume {options.assume} is for a checkpoint file of the authors (ckpt:FILE), whose tensors do not tell everything; the "
+            f"`assume={options.assume}` is for a checkpoint file of the authors (ckpt:FILE), whose tensors do not tell everything; the "
             f"configuration of '{ref}' does; leave it out"
         )
     if not options.allow_untested_transformers and (why := why_untested()):
@@ -438,7 +441,7 @@ def check_unchanged(ref: str, sha256: str) -> None:
     if found != sha256:
         raise SourceError(
             f"the weights of '{ref}' are not those that the bundle was made from (their SHA-256 differs); build another bundle "
-            "from them with -o FOLDER"
+            "from them with `output=FOLDER`"
         )
 
 
@@ -483,7 +486,7 @@ def load_checkpoint(
     require_transformers()
     path = Path(ref.removeprefix("ckpt:")).expanduser()
     if family is not None and family not in formats():
-        raise SourceError(f"there is no family {family!r} for checkpoint files; --family takes: {', '.join(formats())}")
+        raise SourceError(f"there is no family {family!r} for checkpoint files; `family` takes: {', '.join(formats())}")
     file = read_state(path, ref, tells)
     variant = family or _recognise(file.tensors, ref)
     known, _ = formats()[variant]
@@ -527,7 +530,7 @@ def _recognise(state: Mapping[str, Tensor], ref: str) -> str:
             raise SourceError(f"'{ref}' is a file of a checkpoint in transformers format; give its folder: {folder}")
         raise SourceError(
             f"'{ref}' has keys of no model that detrt knows (e.g. {', '.join(list(state)[:3])}); it knows: "
-            f"{', '.join(family_names())}. If it is one of them, name it with --family"
+            f"{', '.join(family_names())}. If it is one of them, name it with `family`"
         )
     if also := formats()[found][1].also:
         raise SourceError(f"'{ref}' is {also}")

@@ -24,8 +24,8 @@ from .families.base import EDGES
 FILES = ("processor_config.json", "preprocessor_config.json")  # the order in which transformers looks for them
 FAMILY_DEFAULT = "family-default"
 CHOICE = (
-    "state it with --resize HEIGHTxWIDTH (stretch), --resize shortest:SHORT,LONG or --resize fit:HEIGHTxWIDTH (aspect ratio "
-    f"kept, padded), or take the authors' preprocessing of the family with --preprocess {FAMILY_DEFAULT}"
+    "state it with `resize=HEIGHTxWIDTH` (stretch), `resize=shortest:SHORT,LONG` or `resize=fit:HEIGHTxWIDTH` (aspect ratio "
+    f"kept, padded), or take the authors' preprocessing of the family with `preprocess={FAMILY_DEFAULT}`"
 )
 
 # Keys that say nothing about pixels, or of which only an empty value or the one here does not.
@@ -64,7 +64,7 @@ def parse_resize(text: str) -> Resize:
     sides = [int(part) for part in (found.groups()[1:] if found else ()) if part]
     if not found or not all(1 <= side <= LARGEST_SIDE for side in sides) or (found[4] and sides[0] > sides[1]):
         raise SourceError(
-            f"--resize must be HEIGHTxWIDTH such as 640x640, shortest:SHORT,LONG such as shortest:800,1333, or fit:HEIGHTxWIDTH "
+            f"`resize` must be HEIGHTxWIDTH such as 640x640, shortest:SHORT,LONG such as shortest:800,1333, or fit:HEIGHTxWIDTH "
             f"such as fit:480x480; got {text!r}"
         )
     mode = "shortest_edge" if found[4] else {"fit": "max_size"}.get(found[1], "stretch")
@@ -117,7 +117,7 @@ def read_input_spec(
         SourceError: there is no file and no choice, or the file is damaged or asks for something that detrt does not do.
     """
     if preprocess not in (None, FAMILY_DEFAULT):
-        raise SourceError(f"--preprocess must be {FAMILY_DEFAULT}; got {preprocess!r}")
+        raise SourceError(f"`preprocess` must be {FAMILY_DEFAULT}; got {preprocess!r}")
     wanted = parse_resize(resize) if resize is not None else None
     found = read_processor(folder) if folder is not None and preprocess is None else None
     if found is None and folder is not None and preprocess is None and wanted is None:
@@ -131,12 +131,12 @@ def read_input_spec(
         _refuse_unknown(data)
         return _ConfigReader(data, family, config, stated=found is not None).input_spec(wanted)
     except _ResizeRefused as error:
-        advice = "" if "--resize" in str(error) else "; --resize HEIGHTxWIDTH stretches images to one size"
-        raise SourceError(f"--resize {resize} cannot be done: {error}{advice}") from None
+        advice = "" if "`resize=" in str(error) else "; `resize=HEIGHTxWIDTH` stretches images to one size"
+        raise SourceError(f"`resize={resize}` cannot be done: {error}{advice}") from None
     except _Refused as error:
         raise SourceError(f"{origin} says {error}; {CHOICE}") from None
     except (TypeError, ValueError, LookupError, SpecError) as error:
-        what = f"--resize {resize} for {family.title}" if wanted else f"{origin} has a value that detrt cannot use"
+        what = f"`resize={resize}` for {family.title}" if wanted else f"{origin} has a value that detrt cannot use"
         raise SourceError(f"{what}: {error}") from None
 
 
@@ -333,7 +333,7 @@ class _ConfigReader:
             return
         near = "x".join(str(-(-size[side] // multiple) * multiple) for side in ("height", "width"))
         raise _Refused(
-            f"{name} {dict(size)}; {self._family.title} needs sides that are multiples of {multiple}, e.g. --resize {near}"
+            f"{name} {dict(size)}; {self._family.title} needs sides that are multiples of {multiple}, e.g. `resize={near}`"
         )
 
 

@@ -49,7 +49,7 @@ def load_random(
     family = replace(family, **model.row) if model.row else family
     refuse_text_choices(family, labels, tokenizer, labels_start)
     if labels_start is not None and labels is None:
-        raise SourceError(f"--labels-start {labels_start} needs --labels FILE: '{ref}' has a name for each class")
+        raise SourceError(f"`labels_start={labels_start}` needs `labels=FILE`: '{ref}' has a name for each class")
     module, words = build_model(family, model, tiny=size == "tiny"), None
     if family.text:
         words = (

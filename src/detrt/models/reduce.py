@@ -36,11 +36,11 @@ def reduced(source: Source, queries: int | None, decoder_layers: int | None) -> 
     if queries is None and decoder_layers is None:
         return source
     family, module, spec = source.family, source.module, source.spec
-    flag, value = ("--queries", queries) if queries is not None else ("--decoder-layers", decoder_layers)
+    name, value = ("queries", queries) if queries is not None else ("decoder_layers", decoder_layers)
     if not family.reducible:
         known = ", ".join(one.title for one in BY_NAME.values() if one.reducible)
         raise SourceError(
-            f"{flag} {value}: {family.title} is not made for fewer queries or decoder layers than it was trained with; its authors "
+            f"`{name}={value}`: {family.title} is not made for fewer queries or decoder layers than it was trained with; its authors "
             f"evaluate so: {known}. Leave it out"
         )
     notes = []
@@ -48,9 +48,9 @@ def reduced(source: Source, queries: int | None, decoder_layers: int | None) -> 
     detector = outer.model if hasattr(outer.model, "model") else outer  # a mask head has the detector inside
     if queries is not None:
         total = spec.decode.num_queries
-        _check("--queries", queries, total)
+        _check("queries", queries, total)
         if getattr(detector.config, "learn_initial_query", False):
-            raise SourceError(f"--queries {queries}: this {family.title} has learned queries, of which none can be left out")
+            raise SourceError(f"`queries={queries}`: this {family.title} has learned queries, of which none can be left out")
         for owner in (detector, detector.model):
             owner.config.num_queries = queries
             if hasattr(owner, "num_queries"):
@@ -60,11 +60,11 @@ def reduced(source: Source, queries: int | None, decoder_layers: int | None) -> 
         notes.append(f"{queries} of {total} queries")
     if decoder_layers is not None:
         total = len(detector.model.decoder.layers)
-        _check("--decoder-layers", decoder_layers, total)
+        _check("decoder_layers", decoder_layers, total)
         if spec.has_masks and decoder_layers < total:
             raise SourceError(
-                f"--decoder-layers {decoder_layers}: {family.title} predicts masks from all of its {total} decoder layers or from the "
-                "last; leave it out, or give --queries or --no-masks"
+                f"`decoder_layers={decoder_layers}`: {family.title} predicts masks from all of its {total} decoder layers or from the "
+                "last; leave it out, or give `queries` or `no_masks`"
             )
         _drop_layers(detector, decoder_layers)
         notes.append(f"{decoder_layers} of {total} decoder layers")
@@ -79,7 +79,7 @@ def without_masks(source: Source) -> Source:
     """
     spec, module = source.spec, source.module
     if not spec.has_masks:
-        raise SourceError(f"--no-masks is for models with masks, and this {source.family.title} has boxes alone; leave it out")
+        raise SourceError(f"`no_masks` is for models with masks, and this {source.family.title} has boxes alone; leave it out")
     spec = replace(spec, task=DETECTION, decode=replace(spec.decode, mask_stride=0))
     if spec.text is not None:  # its boxes do not depend on the mask head, which is left out of the graph
         return replace(source, spec=spec, notes=(*source.notes, "no masks"))
@@ -100,9 +100,9 @@ def _counted(source: Source, module: nn.Module) -> Provenance:
     return replace(source.provenance, parameters=sum(p.numel() for p in module.parameters()))
 
 
-def _check(flag: str, value: int, total: int) -> None:
+def _check(name: str, value: int, total: int) -> None:
     if not 1 <= value <= total:
-        raise SourceError(f"{flag} must be from 1 to {total} for this model; got {value}")
+        raise SourceError(f"`{name}` must be from 1 to {total} for this model; got {value}")
 
 
 def _drop_layers(detector: Any, count: int) -> None:

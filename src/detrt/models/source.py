@@ -41,7 +41,7 @@ def why_untested() -> str:
         return ""
     return (
         f"would be loaded by transformers {version}, which detrt was not tested with; tested: {', '.join(TESTED)}. "
-        f"Install one of them (pip install transformers=={TESTED[-1]}), or add --allow-untested-transformers: the export is then "
+        f"Install one of them (pip install transformers=={TESTED[-1]}), or add `allow_untested_transformers`: the export is then "
         "compared with PyTorch, and fails where they differ"
     )
 

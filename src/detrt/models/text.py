@@ -48,7 +48,7 @@ def text_spec(family: Family, module: nn.Module, input_spec: InputSpec, tokenize
     if size > rows:
         raise SourceError(
             f"the tokenizer of '{ref}' has {size} ids, and the model knows {rows}; it is another model's. "
-            "Give the right one with --tokenizer FILE"
+            "Give the right one with `tokenizer=FILE`"
         )
     pad = pad_id(tokenizer)
     if family.text == "phrases":
@@ -62,7 +62,7 @@ def text_spec(family: Family, module: nn.Module, input_spec: InputSpec, tokenize
         if found != wanted:
             raise SourceError(
                 f"the tokenizer of '{ref}' gives {', '.join(SEPARATORS)} the ids {found}, and the model "
-                f"splits prompts at {wanted}; it is another model's. Give the right one with --tokenizer FILE"
+                f"splits prompts at {wanted}; it is another model's. Give the right one with `tokenizer=FILE`"
             )
         longest = min(int(config.max_text_len), int(config.text_config.max_position_embeddings))
         text = TextSpec("tokens", longest, int(config.d_model), pad, tuple(wanted))
@@ -129,10 +129,10 @@ def read_tokenizer(given: Path | str | None, folder: Path | None, ref: str) -> b
     if given is not None:
         path = Path(given).expanduser()
         if not path.exists():
-            raise SourceError(f"--tokenizer '{given}' is not there; give a {FILE}, a {VOCABULARY} or a folder with one")
+            raise SourceError(f"`tokenizer='{given}'` is not there; give a {FILE}, a {VOCABULARY} or a folder with one")
         found = _in_folder(path) if path.is_dir() else path
         if found is None:
-            raise SourceError(f"--tokenizer '{given}': the folder has no {FILE} and no {VOCABULARY}")
+            raise SourceError(f"`tokenizer='{given}'`: the folder has no {FILE} and no {VOCABULARY}")
         return _checked(found)
     found = _in_folder(folder) if folder is not None else None
     if found is not None:
@@ -141,7 +141,7 @@ def read_tokenizer(given: Path | str | None, folder: Path | None, ref: str) -> b
         return _from_transformers(folder, ref)
     raise SourceError(
         f"'{ref}' comes without its tokenizer, and cannot read a prompt; give the one it was trained with: "
-        f"--tokenizer FILE (a {FILE} or a {VOCABULARY}; for Grounding DINO that of "
+        f"`tokenizer=FILE` (a {FILE} or a {VOCABULARY}; for Grounding DINO that of "
         "google-bert/bert-base-uncased)"
     )
 
@@ -168,7 +168,7 @@ def _from_transformers(folder: Path, ref: str) -> bytes:
         return _plain(AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer)
     except Exception as error:  # tokenizer code raises what it likes
         what = " ".join(str(error).split())[:200]
-        raise SourceError(f"the tokenizer of '{ref}' cannot be read: {what}; give one with --tokenizer FILE") from None
+        raise SourceError(f"the tokenizer of '{ref}' cannot be read: {what}; give one with `tokenizer=FILE`") from None
 
 
 def _plain(tokenizer: Any) -> bytes:

@@ -18,7 +18,7 @@ from ..errors import EngineError, OutputError, SpecError
 
 VARIABLE = "DETRT_TRUST_REMOTE_CODE"
 STORE = "DETRT_TRUSTED"  # folder of the digests of what was built here; "off": none is kept
-FLAG = "--trust-remote-code"
+FLAG = "`trust_remote_code`"
 _YES, _NO = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 _allowed: ContextVar[bool] = ContextVar("detrt_trust", default=False)
 
@@ -68,7 +68,7 @@ def require(path: Path, what: str) -> None:
     if what and not is_allowed() and not is_built_here(path):
         raise EngineError(
             f"'{path}' holds native code ({what}), and was not built by this user on this machine; where you trust whoever built it, add "
-            f"{FLAG} (Python: trust_remote_code=True) or set {VARIABLE}=1"
+            f"{FLAG} or set {VARIABLE}=1"
         )
 
 

@@ -119,7 +119,7 @@ def apply_precision(
     say(None, f"types: {target}")
     view = GraphView.typed(copy)
     if any(kind in (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16) for kind in view.types.values()):
-        raise GraphError("the graph already has 16-bit tensors; give the FP32 graph (detrt export without --precision)")
+        raise GraphError("the graph already has 16-bit tensors; give the FP32 graph (detrt export without `precision`)")
     keep_fp32: dict[str, str] = {}
     if config.base == Precision.FP16:
         keep_fp32 = calibration.fp16_failures
@@ -200,8 +200,8 @@ def calibrate(
     say = progress or (lambda fraction, text: None)
     if not len(images):
         if config.target.quantized:
-            raise GraphError(f"{config.target} needs calibration images; give --calibration DIR or a COCO file")
-        missing = "no --calibration was given, so no tensor was checked for overflow; check the result with detrt verify"
+            raise GraphError(f"{config.target} needs calibration images; give `calibration=DIR` or a COCO file")
+        missing = "no `calibration` was given, so no tensor was checked for overflow; check the result with detrt verify"
         return Calibration(warnings=(missing,) if config.target == Precision.FP16 else ())
     runs = runnable(model)
     view, sizes = GraphView.typed(model), bytes_of(runs, spec, images) if config.target.quantized else None

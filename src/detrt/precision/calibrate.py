@@ -105,7 +105,7 @@ def find_images(path: Path, limit: int) -> tuple[list[Path], Path | None]:
             raise ImageError(f"the calibration folder '{path}' has no images ({', '.join(sorted(IMAGE_SUFFIXES))})")
         return _spread(results, limit), None
     if not path.is_file():
-        raise ImageError(f"there is no calibration folder or COCO file '{path}'; give --calibration DIR or FILE.json")
+        raise ImageError(f"there is no calibration folder or COCO file '{path}'; give `calibration=DIR` or FILE.json")
     try:
         data = files.read_json(path, "COCO file", ImageError)
         names = [str(image["file_name"]) for image in data["images"]]

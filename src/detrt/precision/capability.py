@@ -22,6 +22,6 @@ def check_before(config: PrecisionConfig, *, alone: bool = False) -> list[str]:
     if alone and config.target == Precision.BF16:
         warnings.append(
             "ONNX Runtime has no convolutions in BF16 on CPUs, where this graph then does not run; add an engine or a package "
-            "(--target tensorrt or inductor), or take --precision fp16"
+            "(`targets=tensorrt` or inductor), or take `precision=fp16`"
         )
     return warnings

@@ -30,7 +30,7 @@ def parse_budget(text: str) -> tuple[str, float]:
     try:
         return kind.strip(), float(number)
     except ValueError:
-        raise GraphError(f"--budget must be ap=POINTS (of 100) or drift=NUMBER, such as ap=0.1; got {text!r}") from None
+        raise GraphError(f"`budget` must be ap=POINTS (of 100) or drift=NUMBER, such as ap=0.1; got {text!r}") from None
 
 
 def parse_patterns(text: str) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ class PrecisionConfig:
 
     precision: str = field(
         default="fp32",
-        metadata={"help": "Precision: fp32, tf32, fp16, bf16, int8, fp8, or auto (needs --budget).", "panel": "Precision"},
+        metadata={"help": "Precision: fp32, tf32, fp16, bf16, int8, fp8, or auto (needs `budget`).", "panel": "Precision"},
     )
     calibration: Path | None = field(
         default=None,
@@ -95,7 +95,7 @@ class PrecisionConfig:
         metadata={
             "help": "Calibration method: auto, entropy, percentile, mse or minmax.",
             "panel": "Precision",
-            "flag": "--calibration-method",
+            "flag": "calibration-method",
             "needs": {"calibration": ()},
         },
     )
@@ -114,7 +114,7 @@ class PrecisionConfig:
     budget: tuple[str, float] | None = field(
         default=None,
         metadata={
-            "help": "Allowed loss with --precision auto: ap=POINTS of 100, or drift=NUMBER.",
+            "help": "Allowed loss with `precision=auto`: ap=POINTS of 100, or drift=NUMBER.",
             "panel": "Precision",
             "parse": parse_budget,
         },
@@ -122,7 +122,7 @@ class PrecisionConfig:
     low: str = field(
         default="fp16",
         metadata={
-            "help": "Preferred low precision, with --precision auto: fp16, bf16, int8 or fp8.",
+            "help": "Preferred low precision, with `precision=auto`: fp16, bf16, int8 or fp8.",
             "panel": "Precision",
             "needs": {"precision": ("auto",)},
         },
@@ -156,7 +156,7 @@ class PrecisionConfig:
     state: Path | None = field(
         default=None,
         metadata={
-            "help": "Resume file of --precision auto.",
+            "help": "Resume file of `precision=auto`.",
             "writes": "file",
             "panel": "Precision",
             "needs": {"precision": ("auto",)},
@@ -164,13 +164,13 @@ class PrecisionConfig:
     )
 
     def __post_init__(self) -> None:
-        check_one_of("--precision", self.precision, PRECISIONS, GraphError)
-        check_one_of("--calibration-method", self.method, METHODS, GraphError)
-        check_one_of("--low", self.low, [kind for kind in Precision if kind.bits < 32], GraphError)
+        check_one_of("`precision`", self.precision, PRECISIONS, GraphError)
+        check_one_of("`method`", self.method, METHODS, GraphError)
+        check_one_of("`low`", self.low, [kind for kind in Precision if kind.bits < 32], GraphError)
         if self.qdq_placement is not None:
-            check_one_of("--qdq-placement", self.qdq_placement, PLACEMENTS, GraphError)
+            check_one_of("`qdq_placement`", self.qdq_placement, PLACEMENTS, GraphError)
         if self.low != Precision.FP16 and self.precision != "auto":
-            raise GraphError(f"--low {self.low} has no effect without --precision auto; add that, or leave it out")
+            raise GraphError(f"`low={self.low}` has no effect without `precision=auto`; add that, or leave it out")
         for name in ("calibration", "state"):
             value = getattr(self, name)
             if value is not None:
@@ -186,26 +186,26 @@ class PrecisionConfig:
         if not 1.0 <= self.margin <= 1000.0:
             raise GraphError(f"the overflow margin must be from 1 to 1000; got {self.margin}")
         if self.quantize_fraction is not None and not 0.0 <= self.quantize_fraction <= 1.0:
-            raise GraphError(f"--quantize-fraction must be from 0 to 1; got {self.quantize_fraction}")
+            raise GraphError(f"`quantize_fraction` must be from 0 to 1; got {self.quantize_fraction}")
         if self.min_fraction is not None and not 0.0 <= self.min_fraction <= 1.0:
-            raise GraphError(f"--min-fraction must be from 0 to 1; got {self.min_fraction}")
+            raise GraphError(f"`min_fraction` must be from 0 to 1; got {self.min_fraction}")
         if self.precision == "auto" and self.budget is None:
-            raise GraphError("--precision auto needs --budget, e.g. --budget ap=0.1 or --budget drift=0.01")
+            raise GraphError("`precision=auto` needs `budget`, e.g. `budget=ap=0.1` or `budget=drift=0.01`")
         if self.precision != "auto" and self.budget is not None:
-            raise GraphError(f"--budget belongs to --precision auto; got --precision {self.precision}")
+            raise GraphError(f"`budget` belongs to `precision=auto`; got `precision={self.precision}`")
         if self.budget is not None:
             kind, allowed = self.budget
-            check_one_of("the kind of --budget", kind, BUDGETS, GraphError)
+            check_one_of("the kind of `budget`", kind, BUDGETS, GraphError)
             if not (isinstance(allowed, (int, float)) and math.isfinite(allowed) and allowed >= 0):
-                raise GraphError(f"--budget {kind}=... must be a number of at least 0; got {allowed!r}")
+                raise GraphError(f"`budget={kind}=...` must be a number of at least 0; got {allowed!r}")
         if self.target.quantized and self.calibration is None:
             raise GraphError(
-                f"--precision {self.precision} needs images like those of the deployment: --calibration DIR or a COCO file"
+                f"`precision={self.precision}` needs images like those of the deployment: `calibration=DIR` or a COCO file"
             )
         if self.prompt is not None and self.calibration is None:
-            raise GraphError(f"--prompt {self.prompt!r} needs the images of --calibration; give those too, or leave it out")
+            raise GraphError(f"`prompt={self.prompt!r}` needs the images of `calibration`; give those too, or leave it out")
         if self.precision == "auto" and self.calibration is None:
-            raise GraphError("--precision auto needs --calibration DIR or, for --budget ap=..., a COCO file")
+            raise GraphError("`precision=auto` needs `calibration=DIR` or, for `budget=ap=...`, a COCO file")
 
     @property
     def target(self) -> Precision:

@@ -81,17 +81,17 @@ def check_fraction(fractions: MacFractions, config: PrecisionConfig) -> None:
     if target == Precision.FP32:
         other = {k: v for k, v in fractions.by_type.items() if k not in ("fp32", "fp64")}
         if other:
-            raise GateError(f"--precision {config.precision} was requested, but the graph also computes in {_text(other)}")
+            raise GateError(f"`precision={config.precision}` was requested, but the graph also computes in {_text(other)}")
         return
     fraction = fractions.of(target)
     if fraction < config.required_fraction:
         others = sorted((row for row in fractions.largest if row[0] != target), key=lambda row: -row[2])
         largest = ", ".join(f"{name} ({kind}) {value:.1%}" for kind, name, value in others[:3])
-        placement = "; --qdq-placement cpu takes more layers, for OpenVINO and ONNX Runtime" if config.fuses else ""
+        placement = "; `qdq_placement=cpu` takes more layers, for OpenVINO and ONNX Runtime" if config.fuses else ""
         raise GateError(
             f"only {fraction:.1%} of the MatMul and Conv operations are in {target} ({config.required_fraction:.0%} required): "
-            f"{_text(fractions.by_type)}; the largest others: {largest}. Choose another --precision, fewer --keep-fp32, or "
-            f"lower the requirement with --min-fraction{placement}"
+            f"{_text(fractions.by_type)}; the largest others: {largest}. Choose another `precision`, fewer `keep_fp32`, or "
+            f"lower the requirement with `min_fraction`{placement}"
         )
 
 

@@ -47,7 +47,7 @@ class Rules:
         for index, node in enumerate(view.nodes):
             reason = (extra or {}).get(node.name) or self._reason(node)
             if matches(node.name, patterns):
-                reason = "matches --keep-fp32"
+                reason = "matches `keep_fp32`"
             if reason and self._touches_floats(node):
                 self.keep.setdefault(index, reason)
         self.free = {i for i, n in enumerate(view.nodes) if self._moves(n) and i not in self.keep}

@@ -122,7 +122,7 @@ class Search:
         self.images, self.calibration, self.coco = images, calibration, coco
         self.kind, self.allowed = config.budget or ("drift", 0.0)
         if self.kind == "ap" and coco is None:
-            raise GraphError("--budget ap=... needs annotations: give a COCO file to --calibration, or --budget drift=0.01")
+            raise GraphError("`budget=ap=...` needs annotations: give a COCO file to `calibration`, or `budget=drift=0.01`")
         self.progress = progress or (lambda fraction, text: None)
         self.blocks = blocks_of(model)
         self.key = self._digest()
@@ -148,7 +148,7 @@ class Search:
         if loss > self.allowed:
             raise GateError(
                 f"with every block in FP32, {self.kind} still changes by {loss:.4g} (allowed {self.allowed:g}); "
-                f"choose a larger --budget, or --precision fp32"
+                f"choose a larger `budget`, or `precision=fp32`"
             )
         while low < high:  # the shortest prefix of the ranking that meets the budget
             middle = (low + high) // 2
@@ -232,12 +232,12 @@ class Search:
         if path is None or not path.is_file():
             return {}
         try:
-            data = files.read_json(path, "resume file", GraphError, advice="delete it, or give another --state")
+            data = files.read_json(path, "resume file", GraphError, advice="delete it, or give another `state`")
             if data["schema"] != _SCHEMA or data["key"] != self.key:
                 return {}  # of another model, images or choices
             return {str(name): float(value) for name, value in data["measured"].items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise GraphError(f"the resume file '{path}' is damaged ({error!r}); delete it, or give another --state") from None
+            raise GraphError(f"the resume file '{path}' is damaged ({error!r}); delete it, or give another `state`") from None
 
     def _save(self) -> None:
         if self.config.state is not None:

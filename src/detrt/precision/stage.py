@@ -35,8 +35,8 @@ E = TypeVar("E", bound="Exported")
 # Without calibration images, FP16 is checked for overflow on so many drawn scenes: DEIMv2-Femto overflows on any image.
 DRAWN_SCENES, DRAWN_SCENE_PROMPT = 2, "a person. a red circle."
 NO_CALIBRATION = (
-    f"no --calibration was given, so overflow was checked on {DRAWN_SCENES} drawn scenes only; give images of your own with "
-    "--calibration for a better check"
+    f"no `calibration` was given, so overflow was checked on {DRAWN_SCENES} drawn scenes only; give images of your own with "
+    "`calibration` for a better check"
 )
 
 
@@ -94,7 +94,7 @@ def convert_file(
     if unknown:
         paths = sorted({node.name.strip("/").split("/")[0] for node in model.graph.node if "/" in node.name.strip("/")})
         raise GraphError(
-            f"--keep-fp32 {', '.join(unknown)} matches no layer of this graph; its paths start with {', '.join(paths[:8])}; "
+            f"`keep_fp32={', '.join(unknown)}` matches no layer of this graph; its paths start with {', '.join(paths[:8])}; "
             "give one of them, a longer path, or a pattern such as *attention*"
         )
     images: Sequence[ImageSource] = []

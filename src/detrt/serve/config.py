@@ -63,7 +63,7 @@ class ServeConfig:
     )
     port: int = field(
         default=8000,
-        metadata={"help": "Port; 0 takes a free one.", "flag": "--port -p"},
+        metadata={"help": "Port; 0 takes a free one.", "flag": "port p"},
     )
     max_batch: int = field(
         default=8,
@@ -80,8 +80,8 @@ class ServeConfig:
     devices: tuple[str, ...] = field(
         default=(),
         metadata={
-            "help": "cpu, or comma-separated GPUs: 0,1 or cuda:all; default: cpu, and cuda:0 with --backend tensorrt.",
-            "flag": "--device",
+            "help": "cpu, or comma-separated GPUs: 0,1 or cuda:all; default: cpu, and cuda:0 with `backend=tensorrt`.",
+            "flag": "device",
             "parse": parse_devices,
         },
     )
@@ -108,15 +108,15 @@ class ServeConfig:
     )
     timeout_s: float = field(
         default=30.0,
-        metadata={"help": "Longest time of a request, seconds.", "flag": "--timeout", "panel": "Advanced"},
+        metadata={"help": "Longest time of a request, seconds.", "flag": "timeout", "panel": "Advanced"},
     )
     body_timeout_s: float = field(
         default=30.0,
-        metadata={"help": "Longest time for a body to arrive, seconds.", "flag": "--body-timeout", "panel": "Advanced"},
+        metadata={"help": "Longest time for a body to arrive, seconds.", "flag": "body-timeout", "panel": "Advanced"},
     )
     drain_s: float = field(
         default=30.0,
-        metadata={"help": "Longest time for requests to finish after SIGTERM, seconds.", "flag": "--drain", "panel": "Advanced"},
+        metadata={"help": "Longest time for requests to finish after SIGTERM, seconds.", "flag": "drain", "panel": "Advanced"},
     )
     max_body_mib: int = field(
         default=32,
@@ -150,18 +150,18 @@ class ServeConfig:
         default=600.0,
         metadata={
             "help": "Longest time for a worker to open its models, seconds.",
-            "flag": "--start-timeout",
+            "flag": "start-timeout",
             "panel": "Advanced",
         },
     )
     threshold: float = field(
         default=0.5,
-        metadata={"help": "Lowest score to report, for requests that give none.", "flag": "--threshold -t"},
+        metadata={"help": "Lowest score to report, for requests that give none.", "flag": "threshold t"},
     )
     allowed_hosts: tuple[str, ...] = field(
         default=(),
         metadata={
-            "help": "Names that requests may have in Host, comma-separated, or *; default: those of the loopback if --host is one, else all.",
+            "help": "Names that requests may have in Host, comma-separated, or *; default: those of the loopback if `host` is one, else all.",
             "panel": "Advanced",
             "parse": parse_hosts,
         },
@@ -169,7 +169,7 @@ class ServeConfig:
     allowed_origins: tuple[str, ...] = field(
         default=(),
         metadata={
-            "help": "Origins of other servers' pages, such as https://app.example, or *; default: as --allowed-hosts.",
+            "help": "Origins of other servers' pages, such as https://app.example, or *; default: as `allowed_hosts`.",
             "panel": "Advanced",
             "parse": parse_origins,
         },
@@ -177,14 +177,14 @@ class ServeConfig:
     api_key: str | None = None
     access_log: bool = field(
         default=False,
-        metadata={"help": "A line for each request on stderr.", "flag": "--access-log"},
+        metadata={"help": "A line for each request on stderr.", "flag": "access-log"},
     )
 
     def __post_init__(self) -> None:
         if not self.models:
             raise SessionError("there is no model to serve; give a bundle folder: detrt serve BUNDLE")
         if self.backend not in (backends := backend_names()):
-            raise SessionError(f"--backend must be one of {', '.join(backends)}; got {self.backend!r}")
+            raise SessionError(f"`backend` must be one of {', '.join(backends)}; got {self.backend!r}")
         names = [model.name for model in self.models]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise SessionError(f"two models have the name '{twice[0]}'; give one of them another: other-name={twice[0]}")
@@ -209,15 +209,14 @@ class ServeConfig:
         for name, (low, high) in ranges.items():
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and low <= value <= high):
-                option = "--" + name.removesuffix("_s").replace("_", "-")
-                raise SessionError(f"{option} must be from {low:g} to {high:g}; got {value:g}")
+                raise SessionError(f"`{name}` must be from {low:g} to {high:g}; got {value:g}")
         if self.max_held_mib < self.max_body_mib:
             raise SessionError(
-                f"--max-held-mib ({self.max_held_mib}) must be at least --max-body-mib ({self.max_body_mib}), or no such body "
+                f"`max_held_mib` ({self.max_held_mib}) must be at least `max_body_mib` ({self.max_body_mib}), or no such body "
                 "is ever taken"
             )
         if self.image_decoder not in IMAGE_DECODERS:
-            raise SessionError(f"--image-decoder must be {' or '.join(IMAGE_DECODERS)}; got {self.image_decoder!r}")
+            raise SessionError(f"`image_decoder` must be {' or '.join(IMAGE_DECODERS)}; got {self.image_decoder!r}")
         if not self.devices:
             object.__setattr__(self, "devices", ("cuda:0",) if needs_gpu(self.backend) else (CPU,))
         if self.api_key is not None and not re.fullmatch(r"[\x21-\x7e]{8,512}", self.api_key):

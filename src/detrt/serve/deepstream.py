@@ -114,12 +114,12 @@ def _mask_note(path: Path, box: Letterbox, rows: int) -> str:
     tall, wide = mask_side(box)
     if not tall * wide:
         raise SpecError(
-            f"the masks of '{path}' need frames of at least 4x4 pixels; add --no-masks, or give larger ones with --frame"
+            f"the masks of '{path}' need frames of at least 4x4 pixels; add `no_masks`, or give larger ones with `frame_hw`"
         )
     megabytes = 4e-6 * rows * tall * wide
     return (
-        f"masks are {_words((tall, wide))} for each of {rows} rows, {megabytes:.3g} MB a frame, which --resize nvinfer makes smaller and "
-        "--no-masks leaves out"
+        f"masks are {_words((tall, wide))} for each of {rows} rows, {megabytes:.3g} MB a frame, which `resize=nvinfer` makes smaller and "
+        "`no_masks` leaves out"
     )
 
 
@@ -139,14 +139,14 @@ def _check(path: Path, spec: ModelSpec, resize: str) -> None:
     if spec.text is not None:
         raise SpecError(f"'{path}' takes a prompt, which nvinfer cannot give it; only models of fixed classes run in DeepStream")
     if operators := plugin_operators(path):
-        raise SpecError(f"'{path}' has nodes of a TensorRT plugin ({', '.join(operators)}); build it with --msda auto")
+        raise SpecError(f"'{path}' has nodes of a TensorRT plugin ({', '.join(operators)}); build it with `msda=auto`")
     if rule.nms == "soft_nms":
         raise SpecError(
             f"'{path}' needs soft-NMS, and nvinfer has none (cluster-mode); it cannot run in DeepStream as it was trained"
         )
     if given.resample not in _FILTERS and resize == "nvinfer":
         raise SpecError(
-            f"'{path}' resizes by '{given.resample}'; nvinfer's scaling-filter has {', '.join(_FILTERS)}: add --resize graph"
+            f"'{path}' resizes by '{given.resample}'; nvinfer's scaling-filter has {', '.join(_FILTERS)}: add `resize=graph`"
         )
 
 
@@ -165,7 +165,7 @@ def letterbox(given: InputSpec, config: DeepStreamConfig, notes: list[str]) -> L
     if frame is None:
         raise SpecError(
             f"this model keeps the aspect ratio ({preprocessing_words(given)}), so its graph depends on the size of the frames: give "
-            "--frame HEIGHTxWIDTH, the height and width of nvstreammux, e.g. --frame 1080x1920"
+            "`frame_hw=HEIGHTxWIDTH`, the height and width of nvstreammux, e.g. `frame_hw=1080x1920`"
         )
     plan = plan_batch([frame], given, config.size)
     wanted = plan.resized_hw[0]
@@ -179,7 +179,7 @@ def letterbox(given: InputSpec, config: DeepStreamConfig, notes: list[str]) -> L
     if scale > _SCALE_TOLERANCE:
         raise SpecError(
             f"this model resizes a frame of {_words(frame)} to {_words(wanted)} and pads to {_words(plan.tensor_hw)}; nvinfer "
-            f"(maintain-aspect-ratio) would fill it with {_words(content)}: add --resize graph"
+            f"(maintain-aspect-ratio) would fill it with {_words(content)}: add `resize=graph`"
         )
     if content != wanted:
         notes.append(f"a frame is resized to {_words(content)} (height x width), where detrt resizes to {_words(wanted)}")
@@ -191,7 +191,7 @@ def _resize(frame_hw: SizeHW, plan: BatchPlan, given: InputSpec) -> FrameResize:
     if not given.antialias and given.resample != "bilinear":
         raise SpecError(
             f"this model resizes by {given.resample} interpolation without antialiasing, which the graph for DeepStream does not do; add "
-            "--resize nvinfer"
+            "`resize=nvinfer`"
         )
     inside = plan.resized_hw[0]
     matrices = []

@@ -29,8 +29,8 @@ class DeepStreamConfig:
         default=None,
         metadata={
             "help": "HEIGHTxWIDTH of nvstreammux; default: 1080x1920, but none for models that keep the aspect ratio.",
-            "flag": "--frame",
-            "parse": partial(parse_size, flag="--frame"),
+            "flag": "frame",
+            "parse": partial(parse_size, flag="frame"),
         },
     )
     size: tuple[int, int] | None = field(default=None, metadata={"help": "Input size: 640 or HEIGHTxWIDTH.", "parse": parse_size})
@@ -40,7 +40,7 @@ class DeepStreamConfig:
     )
     no_masks: bool = field(default=False, metadata={"help": "Boxes alone, of a model that has masks."})
     batch: int = field(default=1, metadata={"help": "Batch size: the number of streams."})
-    threshold: float = field(default=0.5, metadata={"help": "Lowest score to keep.", "flag": "--threshold -t"})
+    threshold: float = field(default=0.5, metadata={"help": "Lowest score to keep.", "flag": "threshold t"})
     class_thresholds: tuple[tuple[str, float], ...] = field(
         default=(),
         metadata={
@@ -54,16 +54,16 @@ class DeepStreamConfig:
         from ..data.images import MAX_PIXELS
 
         if self.resize not in RESIZERS:
-            raise SpecError(f"--resize must be {' or '.join(RESIZERS)}; got {self.resize!r}")
+            raise SpecError(f"`resize` must be {' or '.join(RESIZERS)}; got {self.resize!r}")
         if self.batch < 1:
-            raise SpecError(f"--batch must be at least 1; got {self.batch}")
+            raise SpecError(f"`batch` must be at least 1; got {self.batch}")
         if not 0 <= self.threshold <= 1:
-            raise SpecError(f"--threshold must be from 0 to 1; got {self.threshold}")
+            raise SpecError(f"`threshold` must be from 0 to 1; got {self.threshold}")
         if self.frame_hw is not None and (min(self.frame_hw) < 2 or self.frame_hw[0] * self.frame_hw[1] > MAX_PIXELS):
-            raise SpecError(f"--frame must be from 2x2 to {MAX_PIXELS} pixels; got {self.frame_hw[0]}x{self.frame_hw[1]}")
+            raise SpecError(f"`frame_hw` must be from 2x2 to {MAX_PIXELS} pixels; got {self.frame_hw[0]}x{self.frame_hw[1]}")
         if self.resize == "graph" and self.frame_hw is not None and any(side % 2 for side in self.frame_hw):
             height, width = self.frame_hw
             raise SpecError(
-                f"--frame must be even numbers, as frames of video are; got {height}x{width}: give the height and width of nvstreammux, "
-                "e.g. --frame 1080x1920"
+                f"`frame_hw` must be even numbers, as frames of video are; got {height}x{width}: give the height and width of nvstreammux, "
+                "e.g. `frame_hw=1080x1920`"
             )

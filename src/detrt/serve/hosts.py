@@ -85,13 +85,13 @@ class Hosts:
                 raise Refused(
                     421,
                     "foreign_host",
-                    f"this server does not answer under that name, but as {named}; see its --allowed-hosts",
+                    f"this server does not answer under that name, but as {named}; see its `allowed_hosts`",
                     close=True,
                 )
         for name, value in headers:
             if name == b"origin" and not any_name and not self._takes_origin(value.decode("latin-1").lower(), host):
                 raise Refused(
-                    403, "foreign_origin", "pages of that origin may not use this server; see its --allowed-origins", close=True
+                    403, "foreign_origin", "pages of that origin may not use this server; see its `allowed_origins`", close=True
                 )
 
     def _takes_host(self, name: str) -> bool:

@@ -90,7 +90,7 @@ def add_kserve(app: FastAPI, calls: Calls, bodies: Bodies, readers: Readers) -> 
             raise Refused(
                 403,
                 "no_loading",
-                "models are loaded for those who show a key or are on the server's machine; start it with --api-key-file, or send SIGHUP",
+                "models are loaded for those who show a key or are on the server's machine; start it with `api_key_file`, or send SIGHUP",
             )
         name = calls.model(request.path_params["model"]).name
         async with bodies.reading(request) as held:

@@ -414,7 +414,7 @@ class Bodies:
             413,
             "body_too_large",
             f"the body has {got}; at most {self.config.max_body} are taken: send fewer or smaller images, or start the server "
-            "with a larger --max-body-mib",
+            "with a larger `max_body_mib`",
         )
 
 

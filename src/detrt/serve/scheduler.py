@@ -113,7 +113,7 @@ class Pool:
                 429,
                 "queue_full",
                 f"{self._batcher.waiting} images wait already, of at most {self._batcher.capacity}; try again later, or start the "
-                "server with more workers or a longer --queue",
+                "server with more workers or a longer `queue`",
                 retry_after=self.retry_after(),
             ) from None
         self._pump()
@@ -339,7 +339,7 @@ class Pool:
             worker.generation,
             worker.index,
             f"workers end before they are ready (exit code {code}); see what they printed, and whether the "
-            "machine has enough memory: try --workers 1",
+            "machine has enough memory: try `workers=1`",
         )
         self._pump()
 

@@ -146,7 +146,7 @@ def _listening(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise SessionError(
-            f"--host '{host}' is not an address of this machine ({error.strerror or error}); e.g. 127.0.0.1"
+            f"`host='{host}'` is not an address of this machine ({error.strerror or error}); e.g. 127.0.0.1"
         ) from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -155,7 +155,7 @@ def _listening(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise SessionError(
-            f"cannot listen on {host}:{port} ({error.strerror}); give another --port (0 takes a free one), or another --host"
+            f"cannot listen on {host}:{port} ({error.strerror}); give another `port` (0 takes a free one), or another `host`"
         ) from None
     return listener
 

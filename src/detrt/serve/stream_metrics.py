@@ -53,7 +53,7 @@ def serve_metrics(streams: LiveStreams, host: str, port: int) -> Iterator[int]:
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
-        raise OutputError(f"--metrics {host}:{port} cannot be served: {error.strerror}; give another port") from None
+        raise OutputError(f"`metrics={host}:{port}` cannot be served: {error.strerror}; give another port") from None
     try:
         yield server.server_port
     finally:

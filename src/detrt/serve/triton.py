@@ -60,17 +60,17 @@ def write_triton_repo(bundle_folder: Path | str, output: Path | str, config: Tri
     bundle = Bundle.open(bundle_folder)
     name = config.name or re.sub(r"[^A-Za-z0-9_.-]", "_", Path(os.path.abspath(bundle_folder)).name)
     if not MODEL_NAME.fullmatch(name):
-        raise SpecError(f"'{bundle_folder}' gives no name for a model; give one with --name")
+        raise SpecError(f"'{bundle_folder}' gives no name for a model; give one with `name`")
     check_size(bundle.spec.input, config.size)
     if (Path(output) / CONFIG).exists():
-        raise OutputError(f"'{output}' is a model of a repository; give the folder above it with -o, or another one")
+        raise OutputError(f"'{output}' is a model of a repository; give the folder above it with `output`, or another one")
     for entry in bundle.files:
         bundle.checked_path(entry)
     _write(Path(output) / name, str(config.version), bundle, config_text(bundle, name, config))
     notes = []
     if not config.environment:
         notes.append(
-            "the Python environment of Triton needs detrt (or give another one with --environment), with NumPy 1 until Triton 2.51"
+            "the Python environment of Triton needs detrt (or give another one with `environment`), with NumPy 1 until Triton 2.51"
         )
     return TritonRepo(Path(output), name, config.version, f"tritonserver --model-repository={output}", tuple(notes))
 
@@ -133,14 +133,14 @@ def _write(model: Path, version: str, bundle: Bundle, text: str) -> None:
     """
     place = model / version
     if os.path.lexists(place):
-        raise OutputError(f"'{place}' is there already; give another --version, another --name, or delete it")
+        raise OutputError(f"'{place}' is there already; give another `version`, another `name`, or delete it")
     files.check_place(place)
     try:
         written = (model / CONFIG).read_text("utf-8") if (model / CONFIG).exists() else None
         if written not in (None, text):
             raise OutputError(
                 f"'{model / CONFIG}' was written with other choices, or for a model with other inputs or outputs, and all versions share "
-                "it; give the same options, or another --name"
+                "it; give the same options, or another `name`"
             )
         with files.making_parents(place), files.temporary_folder(model.parent, model.name) as temporary:
             staged = temporary / version

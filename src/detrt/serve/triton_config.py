@@ -38,7 +38,7 @@ class TritonConfig:
         default=(),
         metadata={
             "help": "cpu, or comma-separated GPUs: 0,1; default: cpu, or 0 with a backend that needs one.",
-            "flag": "--device",
+            "flag": "device",
             "parse": parse_devices,
         },
     )
@@ -50,13 +50,13 @@ class TritonConfig:
         default=(),
         metadata={
             "help": "Preferred batch sizes, comma-separated: 4,8.",
-            "parse": partial(parse_numbers, flag="--preferred-batch"),
+            "parse": partial(parse_numbers, flag="preferred_batch"),
         },
     )
     queue: int = field(default=0, metadata={"help": "Longest queue, requests; more are refused; 0: no limit."})
     threshold: float = field(
         default=0.5,
-        metadata={"help": "Lowest score to report, for requests that give none.", "flag": "--threshold -t"},
+        metadata={"help": "Lowest score to report, for requests that give none.", "flag": "threshold t"},
     )
     rows: int | None = field(
         default=None, metadata={"help": "Detections in every output, filled up with 0; default: as many as there are."}
@@ -83,15 +83,15 @@ class TritonConfig:
         from ..backends.targets import backend_names, needs_gpu
 
         if self.backend not in (backends := backend_names()):
-            raise SpecError(f"--backend must be one of {', '.join(backends)}; got {self.backend!r}")
+            raise SpecError(f"`backend` must be one of {', '.join(backends)}; got {self.backend!r}")
         if self.name is not None and not MODEL_NAME.fullmatch(self.name):
-            raise SpecError(f"--name must be letters, digits, '_', '-' and '.', at most 128; got {self.name!r}")
+            raise SpecError(f"`name` must be letters, digits, '_', '-' and '.', at most 128; got {self.name!r}")
         if self.precision not in (known := ("", *map(str, Precision))):
-            raise SpecError(f"--precision must be one of {', '.join(known[1:])}; got {self.precision!r}")
+            raise SpecError(f"`precision` must be one of {', '.join(known[1:])}; got {self.precision!r}")
         if self.image_decoder not in IMAGE_DECODERS:
-            raise SpecError(f"--image-decoder must be {' or '.join(IMAGE_DECODERS)}; got {self.image_decoder!r}")
+            raise SpecError(f"`image_decoder` must be {' or '.join(IMAGE_DECODERS)}; got {self.image_decoder!r}")
         if self.environment is not None and not self.environment.startswith(("/", "$$TRITON_MODEL_DIRECTORY")):
-            raise SpecError(f"--environment must be the whole path of a folder on Triton's machine; got {self.environment!r}")
+            raise SpecError(f"`environment` must be the whole path of a folder on Triton's machine; got {self.environment!r}")
         for name, low, high in (
             ("version", 1, 2**31 - 1),
             ("instances", 1, 256),
@@ -104,15 +104,15 @@ class TritonConfig:
         ):
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise SpecError(f"--{name.replace('_', '-')} must be from {low} to {high}; got {value:g}")
+                raise SpecError(f"`{name}` must be from {low} to {high}; got {value:g}")
         if wrong := [size for size in self.preferred_batch if not 1 <= size <= self.max_batch]:
-            raise SpecError(f"--preferred-batch must be from 1 to --max-batch {self.max_batch}; got {wrong[0]}")
+            raise SpecError(f"`preferred_batch` must be from 1 to `max_batch={self.max_batch}`; got {wrong[0]}")
         if not self.devices and needs_gpu(self.backend):
             object.__setattr__(self, "devices", ("cuda:0",))
         kinds = {one.partition(":")[0] for one in self.devices}
         if len(kinds) > 1 or (self.devices and not self.gpus and len(set(self.devices)) > 1):
             raise SpecError(
-                f"--device: a model of Triton runs on NVIDIA GPUs or on one other device; got {','.join(self.devices)!r}"
+                f"`device`: a model of Triton runs on NVIDIA GPUs or on one other device; got {','.join(self.devices)!r}"
             )
 
     @property

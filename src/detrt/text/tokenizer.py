@@ -137,7 +137,7 @@ class PromptTokenizer:
             # Of bytes that are not those of the terminal's character set, Python makes surrogates.
             raise PromptError(
                 f"the prompt is not UTF-8 text: character {error.start} is {error.object[error.start]!r}; set the terminal to UTF-8, or "
-                "give a file with --prompt-file or --classes-from"
+                "give a file with `prompt_file` or `classes_from`"
             ) from None
         return prompt
 
@@ -160,7 +160,7 @@ class PromptTokenizer:
             if len(chunk.ids) > limit:
                 raise PromptError(
                     f"the prompt has {len(chunk.ids)} tokens ({frame} of them frame it), this model takes at most {limit}; make "
-                    "it shorter, or give a list of class names (a line each in the file of --classes-from), which runs in chunks"
+                    "it shorter, or give a list of class names (a line each in the file of `classes_from`), which runs in chunks"
                 )
             self._check_count(len(prompt.phrases), max_phrases)
             return EncodedPrompt(prompt, (chunk,), unknown)
@@ -229,7 +229,7 @@ class PromptTokenizer:
         if most is not None and count > most:
             raise PromptError(
                 f"the prompt has {count} phrases, this model takes at most {most} in a run; make it shorter, or "
-                "give a list of class names (a line each in the file of --classes-from), which runs in chunks"
+                "give a list of class names (a line each in the file of `classes_from`), which runs in chunks"
             )
 
     def _check_words(self, phrases: Sequence[PhraseSpan], encodings: Sequence[Any]) -> tuple[str, ...]:

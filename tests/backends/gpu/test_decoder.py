@@ -173,7 +173,7 @@ def test_where_it_is_refused(exported, tmp_path, capsys):
         assert main(["detect", str(path), str(tmp_path / "a.jpg"), "--image-decoder", choice]) == 2
         assert words in capsys.readouterr().err
     with OnnxSession(path) as session:
-        with pytest.raises(SessionError, match=r"--image-decoder gpu.*onnxruntime-cpu"):
+        with pytest.raises(SessionError, match=r"`image_decoder=gpu`.*onnxruntime-cpu"):
             Detector(session, image_decoder="gpu")
         with pytest.raises(ValueError, match="image_decoder must be one of cpu, gpu; got 'cuda'"):
             Detector(session, image_decoder="cuda")
@@ -221,7 +221,7 @@ def test_a_server_decodes_there(exported, monkeypatch):
     monkeypatch.setattr(runner, "open_session", lambda *args, **kwargs: OnDevice(path))
     with pytest.raises(MissingPackageError, match=r"\.\[decode\]"):
         runner.Model(served, setup)
-    with pytest.raises(SessionError, match="--image-decoder must be cpu or gpu; got 'nvdec'"):
+    with pytest.raises(SessionError, match="`image_decoder` must be cpu or gpu; got 'nvdec'"):
         ServeConfig((served,), image_decoder="nvdec")
 
 

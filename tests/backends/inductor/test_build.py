@@ -231,7 +231,7 @@ def test_a_symbolic_batch_is_never_where_channels_are():
     [
         ({"device": "tpu"}, "cpu or cuda"),
         ({"tune": "much"}, "default or max"),
-        ({"tune": "max"}, "is for --device cuda"),
+        ({"tune": "max"}, "is for `device=cuda`"),
         ({"batch": (4, 2, 1)}, "rising"),
         ({"batch": (0, 1, 1)}, "from 1 to"),
         ({"height": (480, 640, 800), "width": (640, 640, 640)}, "one size"),
@@ -255,7 +255,7 @@ def test_what_cannot_be_built_is_refused_first(monkeypatch):
     packages = (InductorConfig(),)
     with pytest.raises(EngineError, match="give the checkpoint itself"):
         check_packages(packages, "model.onnx", ExportConfig(), "fp32")
-    with pytest.raises(ExportError, match="--nms graph"):
+    with pytest.raises(ExportError, match="`nms=graph`"):
         check_packages(packages, "embedded:shapes", ExportConfig(nms="graph", decode="graph"), "fp32")
     with pytest.raises(EngineError, match="int8"):
         check_packages(packages, "embedded:shapes", ExportConfig(), "int8")
@@ -279,7 +279,7 @@ def test_one_size_of_a_symbolic_model():
     padded = exported_spec(load_source("random:detr/tiny"), ExportConfig())
     assert fixed_spec(padded, InductorConfig(height=(64, 64, 64), width=(96, 96, 96))).input.resize == "fit"
     whole = exported_spec(load_source("random:yolos/tiny"), ExportConfig())
-    with pytest.raises(EngineError, match="give --size 64x96"):
+    with pytest.raises(EngineError, match="give `size=64x96`"):
         fixed_spec(whole, InductorConfig(height=(64, 64, 64), width=(96, 96, 96)))
 
 
@@ -341,7 +341,7 @@ def test_a_package_of_another_version_is_not_opened(bundle, tmp_path, monkeypatc
     session = open_session(other)
     assert session.info.name == "onnxruntime-cpu" and "compiled by PyTorch" in session.info.note
     session.close()
-    with pytest.raises(EngineError, match="--target inductor"):
+    with pytest.raises(EngineError, match="targets=inductor"):
         open_session(other, backend="inductor")
 
 

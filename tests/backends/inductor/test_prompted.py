@@ -27,18 +27,18 @@ def test_lengths_of_prompts():
     assert InductorConfig(tokens=16).lengths(classes, 80) == (77, 16)
     assert InductorConfig(tokens=400).lengths(classes, 80) == (77, 80)
     for wrong in (3, 5000, 1.5):
-        with pytest.raises(EngineError, match="--tokens must be"):
+        with pytest.raises(EngineError, match="`tokens` must be"):
             InductorConfig(tokens=wrong)
 
 
 def test_what_a_prompted_package_cannot_be():
     spec = model_spec()
     check_ready(InductorConfig(batch=(2, 2, 2)), spec)
-    with pytest.raises(EngineError, match="one batch; got --batch 1,2,4"):
+    with pytest.raises(EngineError, match="one batch; got `batch=1,2,4`"):
         check_ready(InductorConfig(batch=(1, 2, 4)), spec)
-    with pytest.raises(EngineError, match="--decode graph is not for"):
+    with pytest.raises(EngineError, match="`decode=graph` is not for"):
         check_ready(InductorConfig(), spec.with_decode(in_graph=True))
-    with pytest.raises(EngineError, match="--single-graph is not for"):
+    with pytest.raises(EngineError, match="`single_graph` is not for"):
         check_ready(InductorConfig(), replace(spec, text=replace(spec.text, encoder="")))
     with pytest.raises(EngineError, match="fixed classes"):
         check_ready(InductorConfig(tokens=16), replace(spec, text=None))

@@ -46,7 +46,7 @@ def test_without_the_package(path, monkeypatch, cli):
 
 def test_a_library_that_cannot_be_loaded(path, package):
     """ONNX Runtime itself refuses it."""
-    with pytest.raises(SessionError, match=r"cannot be loaded \(.*libprovider.so.*\): it needs an RTX GPU.*--device cpu"):
+    with pytest.raises(SessionError, match=r"cannot be loaded \(.*libprovider.so.*\): it needs an RTX GPU.*`device=cpu`"):
         open_session(path, backend="onnxruntime-rtx")
 
 

@@ -125,7 +125,9 @@ def test_types_that_the_cpu_cannot_run():
     model.graph.initializer.extend([weights, onnx.helper.make_tensor("bf16_x", onnx.TensorProto.BFLOAT16, [1, 1, 1, 1], [1.0])])
     model.graph.node.append(onnx.helper.make_node("Conv", ["bf16_x", "bf16"], ["bf16_y"]))
     model.graph.output.append(onnx.helper.make_tensor_value_info("bf16_y", onnx.TensorProto.BFLOAT16, [1, 1, 1, 1]))
-    with pytest.raises(SessionError, match=r"no Conv here .*none for BF16.*--target tensorrt.*--precision fp16") as caught:
+    with pytest.raises(
+        SessionError, match=r"no Conv here .*none for BF16.*precision=bf16, targets=tensorrt.*`precision=fp16`"
+    ) as caught:
         OnnxSession(model.SerializeToString())
     assert "Could not find an implementation" not in str(caught.value)
 
@@ -159,7 +161,7 @@ def test_spec_sources(tmp_path):
     path = tmp_path / "bare.onnx"
     path.write_bytes(make_model(None))
     other = make_spec(dynamic=True)
-    with pytest.raises(SpecError, match=r"bare.onnx' holds no detrt spec.*pixel_values.*logits.*--spec FILE"):
+    with pytest.raises(SpecError, match=r"bare.onnx' holds no detrt spec.*pixel_values.*logits.*`spec=FILE`"):
         OnnxSession(path)
     assert OnnxSession(path, other).spec == other
     sidecar = tmp_path / "bare.onnx.json"
@@ -261,7 +263,7 @@ def test_bundle_without_an_engine(bundle):
     session = open_session(bundle("onnx"))
     assert session.info.name == "onnxruntime-cpu" and session.info.note == ""  # it was built so
     assert open_session(bundle("onnx"), backend="onnxruntime").info.note == ""
-    with pytest.raises(EngineError, match="holds no engine. Build one with: detrt build .* --target tensorrt"):
+    with pytest.raises(EngineError, match="holds no engine. Build one with: `build\(.*, targets=tensorrt"):
         open_session(bundle("onnx"), backend="tensorrt")
 
 

@@ -131,12 +131,12 @@ def test_throughput_is_chosen_when_a_model_is_opened(folder, monkeypatch):
         assert session.info.parallel == session.compiled.get_property("NUM_STREAMS")
     with Detector(folder / "model.openvino.xml", threads=2, performance="throughput") as detector:
         assert detector.session.compiled.get_property("PERFORMANCE_HINT") == "THROUGHPUT"
-    with pytest.raises(SessionError, match=r"--performance is for OpenVINO.*onnxruntime-cpu"):
+    with pytest.raises(SessionError, match=r"`performance` is for OpenVINO.*onnxruntime-cpu"):
         open_session(folder, backend="onnxruntime", performance="latency")
     with pytest.raises(EngineError, match="latency or throughput"):
         open_session(folder, performance="fast")
     monkeypatch.setitem(sys.modules, "openvino", None)
-    with pytest.raises(SessionError, match=r"--performance is for OpenVINO.*\[openvino\]"):
+    with pytest.raises(SessionError, match=r"`performance` is for OpenVINO.*\[openvino\]"):
         open_session(folder, performance="throughput")
 
 
@@ -181,17 +181,17 @@ def test_a_cpu_takes_the_backend_that_was_faster_on_it(folder, tmp_path, cli):
         (
             here,
             "onnxruntime-cpu",
-            r"ONNX file.*on this processor.*OpenVINO 20.25 ms, ONNX Runtime 10.5 ms, 3 threads.*--backend openvino",
+            r"ONNX file.*on this processor.*OpenVINO 20.25 ms, ONNX Runtime 10.5 ms, 3 threads.*`backend=openvino`",
         ),
         (
             replace(here, onnxruntime_ms=30.0),
             "openvino-cpu",
-            r"OpenVINO model.*OpenVINO 20.25 ms, ONNX Runtime 30 ms.*--backend onnxruntime",
+            r"OpenVINO model.*OpenVINO 20.25 ms, ONNX Runtime 30 ms.*`backend=onnxruntime`",
         ),
         (
             replace(here, processor="Another CPU"),
             "openvino-cpu",
-            r"another processor \(Another CPU.*build BUNDLE --target openvino",
+            r"another processor \(Another CPU.*build\(BUNDLE, targets=openvino\)`",
         ),
     ):
         record_speed(timed, speed)
@@ -199,7 +199,7 @@ def test_a_cpu_takes_the_backend_that_was_faster_on_it(folder, tmp_path, cli):
             assert session.info.name == opened and re.search(words, session.info.note)
     record_speed(timed, here)
     with open_session(timed, performance="latency") as session:
-        assert session.info.name == "openvino-cpu" and "--performance" in session.info.note
+        assert session.info.name == "openvino-cpu" and "`performance`" in session.info.note
     with open_session(timed, backend="openvino") as session:
         assert session.info.name == "openvino-cpu" and session.info.note == ""
     shown = json.loads(cli("info", timed, "--json", "-").out)
@@ -275,7 +275,7 @@ def test_feeds_are_checked(folder):
     ("choices", "words"),
     [
         ({"performance": "fast"}, "latency or throughput"),
-        ({"streams": 2}, "without --performance throughput"),
+        ({"streams": 2}, "without `performance=throughput`"),
         ({"performance": "throughput", "streams": 0}, "from 1 to"),
         ({"timeout_seconds": 0}, "more than 0"),
     ],
@@ -341,7 +341,7 @@ def test_refused_before_and_during_the_build(tmp_path):
     with pytest.raises(EngineError, match=r"OpenVINO \d+.* cannot read 'bad.onnx'.*Strange"):
         builder.build_openvino(tmp_path / "bad.onnx", tmp_path / "bad.xml", OpenVinoConfig(), SPEC)
     assert [path.name for path in tmp_path.iterdir()] == ["bad.onnx"]
-    with pytest.raises(ExportError, match="choose --msda gather for OpenVINO"):
+    with pytest.raises(ExportError, match="choose `msda=gather` for OpenVINO"):
         build(
             "random:rt_detr_v2/tiny",
             tmp_path / "out",

@@ -88,7 +88,7 @@ def test_turing_needs_fp16(tmp_path):
 @rtx
 def test_options_reach_the_library(tmp_path):
     model = detector(tmp_path / "m.onnx")
-    with pytest.raises(EngineError, match="--workspace-mib"):
+    with pytest.raises(EngineError, match="`workspace_mib`"):
         build_engine(model, tmp_path / "m.engine", EngineConfig(workspace_mib=1), EDGE)
     config = EngineConfig(sms=(89,), tf32=True, optimization_level=0, batch=(2, 2, 2), height=(64, 64, 64))
     facts = build_engine(model, tmp_path / "m.engine", config, EDGE).facts

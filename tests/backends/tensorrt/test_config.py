@@ -22,8 +22,8 @@ def test_parse():
     assert parse_triple("1,4,8") == (1, 4, 8) and parse_triple(" 4 ") == (4, 4, 4)
     assert parse_sms("86,89") == parse_sms("sm_86, SM89") == parse_sms("8.6,8.9") == (86, 89)
     for text in ("", "1,2", "a", "1,,2", "-1", "1.5,2,3"):
-        with pytest.raises(SpecError, match="--height must be MIN,OPT,MAX"):
-            parse_triple(text, "--height")
+        with pytest.raises(SpecError, match="`height` must be MIN,OPT,MAX"):
+            parse_triple(text, "height")
     with pytest.raises(EngineError, match="such as 86,89, or current; got 'ada'"):
         parse_sms("ada")
 
@@ -32,7 +32,7 @@ def test_the_gpu_of_this_machine(monkeypatch):
     monkeypatch.setattr(config, "compute_capabilities_here", lambda: (90, 89))
     assert parse_sms("current") == (90,) and EngineConfig(sms=parse_sms(" Current ")).label == "tensorrt-rtx-sm90"
     monkeypatch.setattr(config, "compute_capabilities_here", lambda: ())
-    with pytest.raises(EngineError, match="nvidia-smi finds none; name it, such as --sm 89"):
+    with pytest.raises(EngineError, match="nvidia-smi finds none; name it, such as `sms=89`"):
         parse_sms("current")
 
 
@@ -41,11 +41,11 @@ def test_the_gpu_of_this_machine(monkeypatch):
     [
         ({"target": "trt"}, ["tensorrt-rtx, tensorrt", "'trt'"]),
         ({"sms": (70,)}, ["70", "75, 80, 86, 89, 120, 121", "target tensorrt"]),
-        ({"sms": (89, 90)}, ["90", "stands alone", "--sm current"]),
+        ({"sms": (89, 90)}, ["90", "stands alone", "`sms=current`"]),
         ({"sms": "89"}, ["sequence"]),
         ({"sms": ("89",)}, ["'89'"]),
         ({"target": "tensorrt", "sms": (89,)}, ["must be empty"]),
-        ({"batch": (2, 1, 4)}, ["min <= opt <= max", "--batch 1,4,8"]),
+        ({"batch": (2, 1, 4)}, ["min <= opt <= max", "`batch=1,4,8`"]),
         ({"batch": (0, 1, 4)}, ["(0, 1, 4)"]),
         ({"batch": 4}, ["three whole numbers"]),
         ({"height": (1, 2, 20000)}, ["16384"]),
@@ -56,7 +56,7 @@ def test_the_gpu_of_this_machine(monkeypatch):
         ({"timeout_seconds": -1}, ["-1"]),
         ({"timing_cache": "a.cache"}, ["runtime_cache"]),
         ({"version_compatible": True}, ["lean runtime"]),
-        ({"hardware_compatibility": "ampere_plus"}, ["--sm"]),
+        ({"hardware_compatibility": "ampere_plus"}, ["`sms=86,89`"]),
         ({"target": "tensorrt", "hardware_compatibility": "all"}, ["ampere_plus"]),
     ],
 )
@@ -112,13 +112,13 @@ def test_profile_of_stretch_is_one_size_and_choices_win():
             [PIXELS, MASK],
             EngineConfig(height=(60, 64, 64)),
             EDGE,
-            ["multiple of 16", "60,64,64", "--height 64,64,64"],
+            ["multiple of 16", "60,64,64", "`height=64,64,64`"],
         ),
         (
             [NetworkTensor("pixel_values", "UINT8", (1, 3, 64, 64))],
             EngineConfig(batch=(1, 2, 4)),
             FIXED,
-            ["fixed batch of 1", "1,2,4", "--batch"],
+            ["fixed batch of 1", "1,2,4", "`batch`"],
         ),
         (
             [NetworkTensor("pixel_values", "UINT8", (-1, 3, 64, 64))],
@@ -176,7 +176,7 @@ def test_precision():
     [
         ("Quantized constant (a_quantized) is only allowed before DQ or PLUGIN_V2", "Conv, Gemm and MatMul"),
         ("Called with invalid shape profile, expect min <= common <= max on input 3", "name of its own"),
-        ("Could not find any implementation for node {ForeignNode[a...b]}", "--msda gather"),
+        ("Could not find any implementation for node {ForeignNode[a...b]}", "`msda=gather`"),
         ("Cuda Runtime (cudaError 35: CUDA driver version is insufficient)", "no CUDA device"),
         ("OutOfMemory: requested size was 123", "Lower the max"),
         ("OutOfMemory (no further information) blockChooser.cpp::getRegionBlockSize::601", "Give one image size"),

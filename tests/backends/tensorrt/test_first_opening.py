@@ -104,7 +104,7 @@ def test_a_wrong_engine_is_refused_then_and_later(engine, cache, capsys, tmp_pat
     folder, wrong = engine
     wrong.shift = 0.5
     for _ in range(2):
-        with pytest.raises(GateError, match=r"does not detect on this GPU .* --backend onnxruntime"):
+        with pytest.raises(GateError, match=r"does not detect on this GPU .* `backend=onnxruntime`"):
             open_session(folder)
     assert wrong.runs == 2
     images = write_images(tmp_path / "in")

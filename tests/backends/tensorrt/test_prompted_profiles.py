@@ -138,8 +138,8 @@ def photographs(tmp_path):
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"precision": "fp16"}, r"give --prompt 'a cat\. a dog\.' with it"),
-        ({"precision": "auto", "budget": ("drift", 0.1)}, r"give --prompt 'a cat\. a dog\.' with it"),
+        ({"precision": "fp16"}, r"give `prompt='a cat\. a dog\.'` with it"),
+        ({"precision": "auto", "budget": ("drift", 0.1)}, r"give `prompt='a cat\. a dog\.'` with it"),
     ],
 )
 def test_calibration_asks_for_a_prompt(choices, message, photographs, tmp_path):
@@ -153,7 +153,7 @@ def test_a_prompt_is_for_models_that_take_one(photographs, tmp_path):
     types = PrecisionConfig(precision="fp16", calibration=photographs, prompt="red.")
     with pytest.raises(ExportError, match="this one has fixed classes; leave it out"):
         build("random:yolos/tiny", tmp_path / "b", precision=types, export=ExportConfig(check=False))
-    with pytest.raises(GraphError, match="needs the images of --calibration"):
+    with pytest.raises(GraphError, match="needs the images of `calibration`"):
         PrecisionConfig(precision="fp16", prompt="red.")
 
 

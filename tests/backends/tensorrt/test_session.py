@@ -224,9 +224,9 @@ def test_output_whose_shape_depends_on_the_data(tmp_path):
 @pytest.mark.parametrize(
     ("shape", "parts"),
     [
-        ((5, 64, 96), ["pixel_values", "batch 5", "1 to 4", "--batch"]),
-        ((1, 16, 96), ["height 16", "32 to 128", "--height"]),
-        ((1, 64, 256), ["width 256", "32 to 128", "--width"]),
+        ((5, 64, 96), ["pixel_values", "batch 5", "1 to 4", "`batch=MIN,OPT,MAX`"]),
+        ((1, 16, 96), ["height 16", "32 to 128", "`height=MIN,OPT,MAX`"]),
+        ((1, 64, 256), ["width 256", "32 to 128", "`width=MIN,OPT,MAX`"]),
     ],
 )
 def test_shape_outside_the_profile(tmp_path, shape, parts):
@@ -348,9 +348,9 @@ def test_a_failing_model_is_a_session_error(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "options", "parts"),
     [
-        ({"runtime_version": "1.6.0.1"}, {}, ["1.6.0.1", VERSION, "detrt build"]),
-        ({"compute_capabilities": (120,)}, {}, ["120", "89", "--sm 89", "Fake GPU"]),
-        ({}, {"cuda": FakeCuda(90)}, ["has 90", "--target tensorrt"]),
+        ({"runtime_version": "1.6.0.1"}, {}, ["1.6.0.1", VERSION, "`build(MODEL"]),
+        ({"compute_capabilities": (120,)}, {}, ["120", "89", "`sms=89`", "Fake GPU"]),
+        ({}, {"cuda": FakeCuda(90)}, ["has 90", "`targets=tensorrt`"]),
         ({"target": "openvino"}, {}, ["openvino"]),
         ({}, {"cuda": FakeCuda(89, devices=0)}, ["no CUDA device"]),
         ({}, {"device": "cuda:3"}, ["no CUDA device 3"]),

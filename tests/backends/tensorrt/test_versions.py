@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from detrt.backends.tensorrt.versions import FAULTS, VERSIONS, check_faults, faults_of, row_of, same_version, tables
+from detrt.cli.spellings import spelled
 from detrt.errors import EngineError
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/reference/tensorrt-versions.md"
@@ -46,13 +47,13 @@ def test_known_faults_of_a_version():
     assert faults("10.16.1", sm=120, precisions={"fp16"}) and not faults("10.16.1", sm=89, precisions={"fp16"})
     assert faults("10.11.0", sm=89, layers=(), largest_batch=2) and not faults("10.11.0", sm=89, layers=(), largest_batch=1)
     (told,) = check_faults(faults("11.1.0", layers={"GRID_SAMPLE"}), "11.1.0")
-    assert "GridSample" in told and "--msda gather" in told
+    assert "GridSample" in told and "`msda=gather`" in told
     assert not faults("1.7.1", target="tensorrt-rtx", sm=89, layers={"GRID_SAMPLE"})
-    with pytest.raises(EngineError, match=r"does not return for a quantized DETR .* Use --precision fp16"):
+    with pytest.raises(EngineError, match=r"does not return for a quantized DETR .* Use `precision=fp16`"):
         check_faults(faults("8.5.3", family="detr", precisions={"int8", "fp16"}), "8.5.3")
     assert not faults("8.5.3", family="detr", precisions={"fp16"})
     deformable = {"family": "deformable_detr", "precisions": {"int8", "fp16"}}
-    with pytest.raises(EngineError, match=r"quantized Deformable DETR with a plugin .* Use --precision fp16"):
+    with pytest.raises(EngineError, match=r"quantized Deformable DETR with a plugin .* Use `precision=fp16`"):
         check_faults(faults("8.5.3", layers={"PLUGIN_V2"}, **deformable), "8.5.3")
     assert not faults("8.5.3", layers={"GATHER"}, **deformable)
 
@@ -64,4 +65,6 @@ def test_rows_and_faults_are_well_formed():
 
 
 def test_the_page_shows_the_table():
-    assert tables() in PAGE.read_text("utf-8"), "write docs/reference/tensorrt-versions.md again from versions.tables()"
+    assert spelled(tables()) in PAGE.read_text("utf-8"), (
+        "write docs/reference/tensorrt-versions.md again from spelled(versions.tables())"
+    )

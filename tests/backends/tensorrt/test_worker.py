@@ -153,7 +153,7 @@ def test_activation_memory_is_read_from_the_log_and_warned_about():
     assert activation_bytes(["Total Activation Memory: 12 bytes", "Total Activation Memory: 9895936 bytes"]) == 9895936
     assert activation_bytes(["Engine generation completed"]) == 0
     told = large_activation(5 << 30, {"pixel_values": {"min": [1], "opt": [1], "max": [8, 3, 800, 1066]}})
-    assert "5.0 GiB" in told and "8x3x800x1066" in told and "--batch" in told
+    assert "5.0 GiB" in told and "8x3x800x1066" in told and "`batch`" in told
 
 
 @rtx
@@ -166,7 +166,7 @@ def test_activation_memory_is_in_the_sidecar(tmp_path):
 @rtx
 def test_a_model_without_selections_says_so(tmp_path):
     built = build_engine(detector(tmp_path / "m.onnx"), tmp_path / "m.engine", EngineConfig(return_selections=True), EDGE)
-    assert built.notes == ("--return-selections has no effect: the model selects no queries by their scores",)
+    assert built.notes == ("`return_selections` has no effect: the model selects no queries by their scores",)
 
 
 @rtx

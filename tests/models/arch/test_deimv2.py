@@ -94,5 +94,5 @@ def test_refitted_checkpoint_runs_without_remote_code(size, real_data, coco):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_remote_code_is_refused_unless_trusted(size, real_data):
-    with pytest.raises(SourceError, match=r"modeling_deimv2_upstream\.py.*--trust-remote-code"):
+    with pytest.raises(SourceError, match=r"modeling_deimv2_upstream\.py.*`trust_remote_code`"):
         load_source(str(real_data / "checkpoints" / f"deimv2-{size}-coco"))

@@ -95,7 +95,7 @@ def test_a_model_that_is_not_as_published_is_read(name, file_of):
     [
         (
             "rt_detr",
-            "300 queries (--queries), the result of the last decoder layer that is read (--decoder-layers), query_selection=default, ",
+            "300 queries (`queries`), the result of the last decoder layer that is read (`decoder_layers`), query_selection=default, ",
         ),
         (
             "rt_detr",
@@ -104,8 +104,8 @@ def test_a_model_that_is_not_as_published_is_read(name, file_of):
         ("d_fine", "decoder_activation=relu, sampling=default"),
         ("deimv2", "decoder_activation=silu, sampling=default"),
         ("ecseg", "encoder_activation=silu"),
-        ("detr", "heads=8, activation=relu (--assume NAME=VALUE)"),
-        ("deformable-two-stage", "300 queries (--queries), heads=8, activation=relu"),
+        ("detr", "heads=8, activation=relu (`assume=NAME=VALUE`)"),
+        ("deformable-two-stage", "300 queries (`queries`), heads=8, activation=relu"),
         ("rf_detr", "levels=2+5+8+11, resolution=560, windows=4, self_heads=2, cross_heads=4"),
     ],
 )
@@ -121,17 +121,21 @@ def test_what_is_assumed_is_said_with_its_option(case, words, file_of):
         (
             "rt_detr",
             {"assume": "head=4"},
-            "--assume head=4: .* has no such fact; of this file no tensor tells: query_selection, ",
+            "`assume=head=4`: .* has no such fact; of this file no tensor tells: query_selection, ",
         ),
-        ("rt_detr", {"assume": "query_selection=one2many"}, "query_selection must be default; got 'one2many' by --assume"),
+        (
+            "rt_detr",
+            {"assume": "query_selection=one2many"},
+            "query_selection must be default; got 'one2many' by `assume=query_selection=one2many`",
+        ),
         ("rt_detr", {"assume": "heads=7"}, "7 heads times 3 levels do not divide; state the heads"),
         ("rt_detr", {"assume": "heads=0"}, "heads must be an integer from 1; got '0'"),
         ("rt_detr", {"assume": "encoder_activation=tanh"}, "must be relu or gelu or silu; got 'tanh'"),
         ("rt_detr", {"assume": "encoder_heads=7"}, r"encoder_heads must divide its \d+ channels; got 7"),
         ("rt_detr", {"assume": "heads"}, "must be comma-separated NAME=VALUE"),
         ("rt_detr", {"assume": "heads=4,heads=8"}, "gives 'heads' twice"),
-        ("rt_detr", {"queries": 8401}, "--queries must be from 1 to 8400, the positions of 640x640 pixels; got 8401"),
-        ("rt_detr", {"queries": 0}, "--queries must be at least 1; got 0"),
+        ("rt_detr", {"queries": 8401}, "`queries` must be from 1 to 8400, the positions of 640x640 pixels; got 8401"),
+        ("rt_detr", {"queries": 0}, "`queries` must be at least 1; got 0"),
         ("rf_detr", {"assume": "levels=2,5"}, "must be comma-separated NAME=VALUE"),
         ("rf_detr", {"assume": "levels=2+x"}, r"levels must be integers such as 3\+6\+9"),
         ("detr", {"queries": 50}, "DETR is not made for fewer queries"),
@@ -150,7 +154,7 @@ def test_what_is_no_statement_is_refused(value):
 
 
 def test_statements_are_for_checkpoint_files():
-    with pytest.raises(SourceError, match="--assume heads=4 is for a checkpoint file of the authors"):
+    with pytest.raises(SourceError, match="`assume=heads=4` is for a checkpoint file of the authors"):
         load_source("random:detr/tiny", assume="heads=4")
     assert parse_assumed(" heads = 4 , activation=gelu") == {"heads": "4", "activation": "gelu"}
 
@@ -175,7 +179,7 @@ def test_the_settings_in_a_dino_are_read(dino):
     assert family.max_detections == 100 and "assumed" not in report.line()
     module, family, report = load(dino, "dino", {}, "x")
     assert (module.config.temperature, module.config.attention_heads, family.max_detections) == (20, 8, 300)
-    assert "heads=8, detections=300, temperature=20 (--assume NAME=VALUE)" in report.line()
+    assert "heads=8, detections=300, temperature=20 (`assume=NAME=VALUE`)" in report.line()
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def test_misshapen_and_unexpected(save, state):
 
 @pytest.mark.parametrize("family", ("detr", "deformable_detr", "rt_detr", "d_fine", "rf_detr", "dino"))
 def test_a_wrong_family_is_refused(family, save, state):
-    refuse(save({"model": state}), "another family|leave --family out|incomplete", family=family)
+    refuse(save({"model": state}), "another family|leave `family` out|incomplete", family=family)
 
 
 def test_quantised_tensors(save, state):
@@ -203,7 +203,7 @@ def test_not_a_number(save, state):
 
 def test_d_fine_and_deim_have_the_same_keys(save):
     path = save({"model": random_state("dfine_hgnetv2_n_coco")})
-    refuse(path, "--family d_fine, deim or rt_detr_v4")
+    refuse(path, "`family=d_fine`, deim or rt_detr_v4")
     assert type(load_source(path, family="deim").module).__name__ == "DeimDFine"
 
 
@@ -213,7 +213,7 @@ def test_class_count_without_names(save, state, tmp_path):
         for k, v in state.items()
     }
     path = save({"model": few})
-    refuse(path, r"7 classes .*known: 80 \(COCO\).*--labels FILE")
+    refuse(path, r"7 classes .*known: 80 \(COCO\).*`labels=FILE`")
     names = tmp_path / "names.txt"
     names.write_text("a\nb\nc\nd\ne\nf\ng\n", "utf-8")
     assert load_source(path, labels=names).spec.labels[6] == "g"
@@ -254,7 +254,7 @@ def test_the_first_name_of_an_rf_detr_follows_version_and_data_set(origin):
     words, plain, args, first = RF_DETR_FILES[origin]
     file = StateFile({}, "weights", args, ("cat", "dog", "cow"), words=words, plain_args=plain)
     names, note = choose(4, stored=file.labels, first=names_start("rf_detr", file))
-    assert names == {first: "cat", first + 1: "dog", first + 2: "cow"} and f"'cat' is column {first} (--labels-start)" in note
+    assert names == {first: "cat", first + 1: "dog", first + 2: "cow"} and f"'cat' is column {first} (`labels_start`)" in note
 
 
 def test_other_formats_have_a_name_for_each_column():
@@ -268,7 +268,7 @@ def test_other_formats_have_a_name_for_each_column():
 def test_fewer_names_than_columns_need_a_stated_start(name, start, tmp_path):
     path = tmp_path / name
     path.write_text("cat\ndog\n" if name.endswith("txt") else '["cat", "dog"]', "utf-8")
-    with pytest.raises(SpecError, match=r"2 names, and the head has 3 columns.*--labels-start 0.*--labels-start 1"):
+    with pytest.raises(SpecError, match=r"2 names, and the head has 3 columns.*`labels_start=0`.*`labels_start=1`"):
         read_labels(path, 3)
     assert read_labels(path, 3, start) == {start: "cat", start + 1: "dog"}
     with pytest.raises(SpecError, match=r"needs columns 2\.\.3, and the head has 0\.\.2"):
@@ -289,10 +289,10 @@ def test_a_stated_start_is_the_same_for_every_way_in(save, state, tmp_path):
         for start in (0, 1):
             source = load_source(ref, labels=file, labels_start=start, **extra)
             assert source.spec.labels[start] == first and source.provenance.options["labels_start"] == start
-        with pytest.raises(SpecError, match="--labels-start"):
+        with pytest.raises(SpecError, match="`labels_start="):
             load_source(ref, labels=file, **extra)
     for ref in ("random:rt_detr/tiny", str(folder)):
-        with pytest.raises(SourceError, match="--labels-start 1 needs --labels"):
+        with pytest.raises(SourceError, match="`labels_start=1` needs `labels="):
             load_source(ref, labels_start=1)
     with pytest.raises(SourceError, match="finds what a prompt asks for"):
         load_source("random:grounding_dino/tiny", labels_start=1)

@@ -43,7 +43,7 @@ def test_the_original_file_is_the_authors_graph(size, as_file, authors, images, 
 
 def test_a_flag_is_still_needed_and_only_for_deimv2(real_data):
     folder = real_data / "checkpoints" / "deimv2-atto-coco"
-    with pytest.raises(SourceError, match="--trust-remote-code or set DETRT_TRUST_REMOTE_CODE=1; or --family deimv2-upstream"):
+    with pytest.raises(SourceError, match="`trust_remote_code` or set DETRT_TRUST_REMOTE_CODE=1; or `family=deimv2-upstream`"):
         load_source(str(folder))
-    with pytest.raises(SourceError, match="--family detr is not for it"):
+    with pytest.raises(SourceError, match="`family=detr` is not for it"):
         load_source(str(folder), family="detr")

@@ -47,7 +47,7 @@ def test_names_in_the_file_or_none(tmp_path):
     path = tmp_path / "seven.pth"
     state = fill(key_lists.co_dino(RESNET, fc=16, classes=7, **SMALL))
     torch.save({"state_dict": state}, path)
-    with pytest.raises(SourceError, match=r"7 classes and names none.*1203 \(LVIS\).*--labels FILE"):
+    with pytest.raises(SourceError, match=r"7 classes and names none.*1203 \(LVIS\).*`labels=FILE`"):
         load_source(f"ckpt:{path}")
     for meta in ({"CLASSES": tuple("abcdefg")}, {"dataset_meta": {"classes": list("abcdefg")}}):
         torch.save({"meta": meta, "state_dict": state}, path)

@@ -127,7 +127,7 @@ def test_dc5_and_discrete_sampling_are_choices_of_the_caller():
     last = module.model.backbone.model.encoder.stages[-1].layers
     assert report.inferred["levels"] == 1 and last[2].layer[1].convolution.dilation == (2, 2)
     _, _, plain = load(random_state("detr_r50"), "detr", {}, "x")
-    assert any("--family detr-dc5" in note for note in plain.notes)
+    assert any("`family=detr-dc5`" in note for note in plain.notes)
     _, _, told = load(random_state("detr_r50"), "detr", {"dilation": True}, "x")
     assert told.inferred["dilation"] == "yes"
     module, _, _ = load(random_state("rtdetrv2_r18vd_120e_coco"), "rt_detr_v2-discrete", {}, "x")
@@ -177,9 +177,9 @@ def test_what_is_out_of_reach_is_refused_by_name(name, words, change):
 
 
 def test_deim_on_rt_detr_v2_is_no_rt_detr_v2():
-    with pytest.raises(SourceError, match=r"third layer.*leave --family out"):
+    with pytest.raises(SourceError, match=r"third layer.*leave `family` out"):
         load(random_state("deim_r18vd_120e_coco"), "rt_detr_v2", {}, "x")
-    with pytest.raises(SourceError, match=r"third layer.*leave --family out"):
+    with pytest.raises(SourceError, match=r"third layer.*leave `family` out"):
         load(random_state("rtdetrv2_r18vd_120e_coco"), "deim-rt_detr_v2", {}, "x")
 
 
@@ -258,5 +258,5 @@ def test_what_no_tensor_tells_is_said(name):
     table = anchors((640, 640), OF_THE_SIDES[name])
     _, _, told = load({**state, "decoder.anchors": table}, variant, {}, "x")
     _, _, untold = load({key: tensor for key, tensor in state.items() if key != "decoder.anchors"}, variant, {}, "x")
-    assert "assumed as published, no tensor tells: 300 queries (--queries)" in told.line()
-    assert "size 640x640 (--size), 300 queries (--queries)" in untold.line() and "encoder_activation=gelu" in untold.line()
+    assert "assumed as published, no tensor tells: 300 queries (`queries`)" in told.line()
+    assert "size 640x640 (`size`), 300 queries (`queries`)" in untold.line() and "encoder_activation=gelu" in untold.line()

@@ -43,31 +43,31 @@ def check_ready(config: InductorConfig, spec: ModelSpec | None = None) -> None:
         MissingPackageError: no torch. EngineError: no C++ compiler, no GPU, or a model that the target does not support.
     """
     if find_spec("torch") is None:
-        raise MissingPackageError("torch", "export", "--target inductor")
+        raise MissingPackageError("torch", "export", "`targets=inductor`")
     compiler()
     if config.device == "cuda":
         import torch
 
         if not torch.cuda.is_available():
             raise EngineError(
-                f"--target inductor --device cuda compiles for a GPU of this machine, and PyTorch {torch.__version__} finds none; "
-                "build on the machine that runs the model, or with --device cpu"
+                f"`targets=inductor` `device=cuda` compiles for a GPU of this machine, and PyTorch {torch.__version__} finds none; "
+                "build on the machine that runs the model, or with `device=cpu`"
             )
     if spec is None:
         return
     if spec.text is None:
         if config.tokens is not None:
             raise EngineError(
-                f"--tokens {config.tokens} is for models that take a prompt; this one has fixed classes; leave it out"
+                f"`tokens={config.tokens}` is for models that take a prompt; this one has fixed classes; leave it out"
             )
         return
     if spec.decode.in_graph or not spec.text.encoder:
-        choice = "--decode graph" if spec.decode.in_graph else "--single-graph"
-        raise EngineError(f"{choice} is not for --target inductor with a model that takes a prompt; leave it out")
+        choice = "`decode=graph`" if spec.decode.in_graph else "`single_graph`"
+        raise EngineError(f"{choice} is not for `targets=inductor` with a model that takes a prompt; leave it out")
     if config.batch is not None and config.batch[0] != config.batch[2]:
         raise EngineError(
-            "a package of a model that takes a prompt is for one batch; got --batch "
-            f"{','.join(map(str, config.batch))}; give one number"
+            "a package of a model that takes a prompt is for one batch; got "
+            f"`batch={','.join(map(str, config.batch))}`; give one number"
         )
 
 
@@ -93,7 +93,7 @@ def fixed_spec(spec: ModelSpec, config: InductorConfig) -> ModelSpec:
     if needs_equal_sizes(input_spec):
         raise EngineError(
             "this model keeps the aspect ratio of images and has no padding mask, so a package of one size needs a graph of one "
-            f"size: give --size {height}x{width}"
+            f"size: give `size={height}x{width}`"
         )
     return replace(spec, input=input_spec.fixed((height, width)))
 
@@ -133,7 +133,7 @@ def build_package(
     check_ready(config, source.spec)
     if precision not in PRECISIONS:
         raise EngineError(
-            f"--target inductor has the precisions {', '.join(PRECISIONS)}; got {precision}; use another target for it"
+            f"`targets=inductor` has the precisions {', '.join(PRECISIONS)}; got {precision}; use another target for it"
         )
     package_spec = fixed_spec(source.spec, config)
     with files.temporary_folder(folder, "package") as place:
@@ -219,12 +219,12 @@ def check_packages(packages: Sequence[InductorConfig], model: str, export: Expor
         EngineError, ExportError: choices that do not go together. MissingPackageError: torch is not installed.
     """
     if model.lower().endswith(".onnx"):
-        raise EngineError(f"--target inductor compiles a checkpoint, and '{model}' is an ONNX file; give the checkpoint itself")
+        raise EngineError(f"`targets=inductor` compiles a checkpoint, and '{model}' is an ONNX file; give the checkpoint itself")
     if export.nms.startswith("graph"):
-        raise ExportError(f"--nms {export.nms} is not for --target inductor; leave it out: NMS runs in post-processing")
+        raise ExportError(f"`nms={export.nms}` is not for `targets=inductor`; leave it out: NMS runs in post-processing")
     if precision not in PRECISIONS:
         raise EngineError(
-            f"--target inductor has the precisions {', '.join(PRECISIONS)}; got {precision}; build it without, or with another target"
+            f"`targets=inductor` has the precisions {', '.join(PRECISIONS)}; got {precision}; build it without, or with another target"
         )
     if len({(config.device, config.height, config.width) for config in packages}) != len(packages):
         raise EngineError("two packages would have one name; give each device and each size once")

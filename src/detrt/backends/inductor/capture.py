@@ -137,7 +137,7 @@ def capture_module(
         ) from error
     operators = {str(node.target) for node in graph.graph.nodes if node.op == "call_function"}
     if f"{NMS.replace('::', '.')}.default" in operators:
-        raise ExportError("--target inductor has no NMS in the graph; leave --nms graph out: NMS runs in post-processing")
+        raise ExportError("`targets=inductor` has no NMS in the graph; leave `nms=graph` out: NMS runs in post-processing")
     if source.family.deformable and not any(name.startswith(MSDA.replace("::", ".")) for name in operators):
         raise ExportError(f"{source.family.title}: no deformable attention was found in the captured graph")
     return CapturedGraph(graph, inputs, names, tuple(module.output_names), axes, ranges)

@@ -68,32 +68,32 @@ class InductorConfig:
     def __post_init__(self) -> None:
         for name, allowed in (("device", DEVICES), ("tune", TUNES), ("form", FORMS)):
             if getattr(self, name) not in allowed:
-                raise EngineError(f"--{name} must be {' or '.join(allowed)} for --target inductor; got {getattr(self, name)!r}")
+                raise EngineError(f"`{name}` must be {' or '.join(allowed)} for `targets=inductor`; got {getattr(self, name)!r}")
         if self.device == "cpu" and self.tune == "max":
             # PyTorch 2.13's own matmul kernels are wrong for a range of batches, and 5 % faster for a single one.
-            raise EngineError("--tune max is for --device cuda; leave it out, or build for cuda alone")
+            raise EngineError("`tune=max` is for `device=cuda`; leave it out, or build for cuda alone")
         if self.device == "cpu" and self.form == "artifact":
-            raise EngineError("--form artifact is for --device cuda; a package for the CPU is always aoti")
+            raise EngineError("`form=artifact` is for `device=cuda`; a package for the CPU is always aoti")
         for name, largest in (("batch", LARGEST_BATCH), ("height", LARGEST_SIDE), ("width", LARGEST_SIDE)):
             value = getattr(self, name)
             if value is None:
                 continue
             object.__setattr__(self, name, tuple(value))
             if len(value) != 3 or not all(type(n) is int and 1 <= n <= largest for n in value) or sorted(value) != list(value):
-                raise EngineError(f"--{name} must be one number or MIN,OPT,MAX from 1 to {largest}, rising; got {value}")
+                raise EngineError(f"`{name}` must be one number or MIN,OPT,MAX from 1 to {largest}, rising; got {value}")
         for name in ("height", "width"):
             value = getattr(self, name)
             if value is not None and value[0] != value[2]:
                 raise EngineError(
-                    f"--target inductor compiles each package for one size; got --{name} {','.join(map(str, value))}; give one "
-                    "number, or several sizes: --size 480x640,640x480"
+                    f"`targets=inductor` compiles each package for one size; got `{name}={','.join(map(str, value))}`; give one "
+                    "number, or several sizes: `size=480x640,640x480`"
                 )
         if (self.height is None) != (self.width is None):
             raise EngineError("give both height and width, or neither")
         if self.tokens is not None and not (type(self.tokens) is int and 4 <= self.tokens <= MAX_PROMPT_TOKENS):
-            raise EngineError(f"--tokens must be an integer from 4 to {MAX_PROMPT_TOKENS}; got {self.tokens}")
+            raise EngineError(f"`tokens` must be an integer from 4 to {MAX_PROMPT_TOKENS}; got {self.tokens}")
         if self.timeout_seconds is not None and not self.timeout_seconds > 0:
-            raise EngineError(f"--timeout must be more than 0 seconds; got {self.timeout_seconds}")
+            raise EngineError(f"`timeout_seconds` must be more than 0 seconds; got {self.timeout_seconds}")
 
     @property
     def batches(self) -> tuple[int, int]:

@@ -27,10 +27,10 @@ def compiler() -> str:
         seen.append(path)
     if seen:
         raise EngineError(
-            f"--target inductor needs a C++ compiler with a shared C++ library; {', '.join(seen)} has none, so that it would link "
+            f"`targets=inductor` needs a C++ compiler with a shared C++ library; {', '.join(seen)} has none, so that it would link "
             f"its own copy into the package, which PyTorch cannot load; {INSTALL}"
         )
-    raise EngineError(f"--target inductor needs a C++ compiler, and neither g++ nor clang++ is on the PATH; {INSTALL}")
+    raise EngineError(f"`targets=inductor` needs a C++ compiler, and neither g++ nor clang++ is on the PATH; {INSTALL}")
 
 
 def _candidates() -> Iterator[str]:

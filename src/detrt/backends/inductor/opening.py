@@ -45,7 +45,7 @@ class PackageOpener(Opener):
     def refusal(self, search: FileSearch) -> DetrtError:
         folder, why = search.bundle.folder, "; ".join(search.reasons) or "it holds none"
         return EngineError(
-            f"no compiled package of the bundle '{folder}' can run here: {why}. Build one with: detrt build {folder} --target inductor"
+            f"no compiled package of the bundle '{folder}' can run here: {why}. Build one with: `build({folder}, targets=inductor)`"
         )
 
 

@@ -105,7 +105,7 @@ class InductorSession(BaseSession):
         if not smallest <= count <= (largest or count):
             raise SessionError(
                 f"the package '{self.path.name}' takes batches from {smallest} to {largest}; got {count}; give "
-                "--batch to detrt build for others"
+                "another `batch` to build for others"
             )
         try:
             results = self._forward(arrays)
@@ -203,22 +203,22 @@ def _device(torch: Any, kind: str, requested: str | None, name: str) -> Any:
     try:
         device = torch.device(requested or ("cuda:0" if kind == "cuda" else "cpu"))
     except RuntimeError:
-        raise SessionError(f"--device {requested} is not a device of PyTorch; write cpu, cuda or cuda:1") from None
+        raise SessionError(f"`device={requested}` is not a device of PyTorch; write cpu, cuda or cuda:1") from None
     if device.type != kind:
         raise SessionError(
-            f"'{name}' was compiled for {kind}; got --device {requested}; build another with: detrt build --device {device.type}"
+            f"'{name}' was compiled for {kind}; got `device={requested}`; build another with: `build(device={device.type})`"
         )
     if kind == "cuda":
         if not torch.cuda.is_available():
             raise EngineError(f"'{name}' was compiled for a GPU, and PyTorch sees no CUDA device here")
         if (device.index or 0) >= torch.cuda.device_count():
-            raise SessionError(f"--device {requested}: there are {torch.cuda.device_count()} GPUs here, from cuda:0")
+            raise SessionError(f"`device={requested}`: there are {torch.cuda.device_count()} GPUs here, from cuda:0")
     return device
 
 
 def _check_versions(torch: Any, facts: EngineFacts, name: str, device: Any) -> None:
     """Compiled code calls PyTorch's libraries, so it runs only with the version that compiled it."""
-    rebuild = "build it again with: detrt build MODEL -o OUT --target inductor"
+    rebuild = "build it again with: `build(MODEL, output=OUT, targets=inductor)`"
     if facts.runtime_version != torch.__version__:
         raise EngineError(f"'{name}' was compiled by PyTorch {facts.runtime_version}, here is {torch.__version__}; {rebuild}")
     if device.type == "cuda":

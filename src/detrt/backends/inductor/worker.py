@@ -101,7 +101,7 @@ def _require_equal(errors: dict[str, float], precision: Precision) -> None:
         if not error <= limit or not np.isfinite(error):
             raise GateError(
                 f"the compiled model differs from PyTorch by {error:.2g} (relative, allowed {limit}) in '{name}'; no file was "
-                "written. Try another version of torch, or use --target onnx"
+                "written. Try another version of torch, or use `targets=onnx`"
             )
 
 
@@ -143,7 +143,7 @@ def _require_batches(
             text = " ".join(str(error).split())[:200]
             raise GateError(
                 f"the compiled model does not run at batch {count} of the range {batches[0]} to {batches[1]}: {text}; no file was "
-                "written. Build one batch alone with --batch NUMBER"
+                "written. Build one batch alone with `batch=NUMBER`"
             ) from None
         errors = _differences_of(captured, inputs, [t[rows] for t in expected], outputs, precision)
         _require_equal(errors, precision)

@@ -103,7 +103,7 @@ def provider_of(options: SessionOptions) -> str:
         return options.device or CPU
     kind, _, number = (options.device or "cuda:0").partition(":")
     if kind != "cuda":
-        raise SessionError(f"--backend {RTX} runs on NVIDIA's RTX GPUs, such as cuda:0; got the device {options.device!r}")
+        raise SessionError(f"`backend={RTX}` runs on NVIDIA's RTX GPUs, such as cuda:0; got the device {options.device!r}")
     return f"rtx:{number or 0}"
 
 

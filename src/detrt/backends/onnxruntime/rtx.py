@@ -9,7 +9,7 @@ from ...errors import MissingPackageError, SessionError
 
 PACKAGE = "onnxruntime-ep-nv-tensorrt-rtx"
 BACKEND = EXTRA = "onnxruntime-rtx"
-_NEEDS = "it needs an RTX GPU (30 series or newer) and an NVIDIA driver with CUDA 13; without them use --device cpu"
+_NEEDS = "it needs an RTX GPU (30 series or newer) and an NVIDIA driver with CUDA 13; without them use `device=cpu`"
 
 
 def rtx_device(onnxruntime: Any, number: int) -> Any:
@@ -20,11 +20,11 @@ def rtx_device(onnxruntime: Any, number: int) -> Any:
         SessionError: an ONNX Runtime without plug-in providers, a provider that cannot be loaded, or no such GPU.
     """
     if not hasattr(onnxruntime, "register_execution_provider_library"):
-        raise SessionError(f"--backend {BACKEND} needs onnxruntime 1.24 or newer; got {onnxruntime.__version__}: upgrade it")
+        raise SessionError(f"`backend={BACKEND}` needs onnxruntime 1.24 or newer; got {onnxruntime.__version__}: upgrade it")
     try:
         import onnxruntime_ep_nv_tensorrt_rtx as package
     except ImportError:
-        raise MissingPackageError(PACKAGE, EXTRA, f"--backend {BACKEND}") from None
+        raise MissingPackageError(PACKAGE, EXTRA, f"`backend={BACKEND}`") from None
     name = package.get_ep_name()
     try:
         _register(onnxruntime, name, package.get_library_path())

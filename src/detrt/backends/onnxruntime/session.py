@@ -127,7 +127,7 @@ class OnnxSession(BaseSession):
             raise SessionError(
                 f"ONNX Runtime could not start the provider '{provider}' and fell back to "
                 f"{session.get_providers()}; install the CUDA and cuDNN versions that this onnxruntime-gpu "
-                "needs, or use --device cpu"
+                "needs, or use `device=cpu`"
             )
         self._session = session
         if backend == "onnxruntime-cpu" and saturates_int8() and named_in(source, ("QuantizeLinear",)):
@@ -224,7 +224,7 @@ class OnnxSession(BaseSession):
         raise NoSpecError(
             f"{self.name} holds no detrt spec (its inputs are {[i.name for i in self.inputs]}, its outputs "
             f"{[o.name for o in self.outputs]}), so it is not known how images go in and boxes come out. "
-            "Give one with --spec FILE (Python: spec=...), or export the checkpoint with: detrt export"
+            "Give one with `spec=FILE`, or export the checkpoint with: detrt export"
         )
 
     @property
@@ -474,7 +474,7 @@ def _providers(provider: str, available: list[str]) -> tuple[list[Any], str]:
         here = [name for name, full in _PROVIDERS.items() if full in available]
         raise SessionError(
             f"provider '{kind}' is not in this build of ONNX Runtime; available: {', '.join(here)}. "
-            "Install onnxruntime-gpu, or use --device cpu"
+            "Install onnxruntime-gpu, or use `device=cpu`"
         )
     if kind == "cpu":
         return [_PROVIDERS["cpu"]], "onnxruntime-cpu"
@@ -573,8 +573,8 @@ def _load_error(name: str, error: Exception) -> SessionError:
     if match := re.search(r"Could not find an implementation for (\w+)\(\d+\)", text):
         return SessionError(
             f"ONNX Runtime has no {match[1]} here for the types of {name}; its CPU has none for BF16. Run an engine or a package of "
-            "the model instead (detrt build MODEL -o OUT --precision bf16 --target tensorrt, or --target inductor), or build it "
-            "with --precision fp16 or fp32 for ONNX Runtime"
+            "the model instead (`build(MODEL, output=OUT, precision=bf16, targets=tensorrt)`, or `targets=inductor`), or build it "
+            "with `precision=fp16` or fp32 for ONNX Runtime"
         )
     # The last one: ONNX Runtime 1.31 with CUDA, for a type that no provider has the operator in.
     unknown = r"opset|ai\.onnx\.ml|IR version|is not a registered function|NOT_IMPLEMENTED|Provider type for \w+ node"

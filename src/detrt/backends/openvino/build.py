@@ -48,7 +48,7 @@ class BuiltModel:
 def check_installed() -> None:
     """Raise MissingPackageError where the package is missing."""
     if find_spec("openvino") is None:
-        raise MissingPackageError("openvino", "openvino", "--target openvino")
+        raise MissingPackageError("openvino", "openvino", "`targets=openvino`")
 
 
 def build_openvino(
@@ -76,7 +76,7 @@ def build_openvino(
     check_model_file(model_onnx)
     if held := plugin_operators(model_onnx):
         raise EngineError(
-            f"'{model_onnx}' holds plugin nodes ({', '.join(held)}), which only TensorRT runs; export with --msda gather for OpenVINO"
+            f"'{model_onnx}' holds plugin nodes ({', '.join(held)}), which only TensorRT runs; export with `msda=gather` for OpenVINO"
         )
     with files.temporary_folder(output.parent, output.name) as folder:
         # OpenVINO finds the weights by the name of the model.
@@ -112,5 +112,5 @@ def _require_equal(errors: dict[str, float], facts: EngineFacts, spec: ModelSpec
         if not error <= limit or not math.isfinite(error):
             raise GateError(
                 f"the OpenVINO model differs from ONNX Runtime by {error:.2g} (relative, allowed {limit}) in '{name}'; no file was "
-                "written. Try another version of openvino, or use --target onnx"
+                "written. Try another version of openvino, or use `targets=onnx`"
             )

@@ -24,7 +24,7 @@ class OpenVinoBuilder(Builder):
             raise EngineError("a bundle has one OpenVINO model, which takes every size; give one config")
         if plan.export.plugin:
             raise ExportError(
-                f"--msda {plan.export.msda} makes plugin nodes, which only TensorRT runs; choose --msda gather for OpenVINO"
+                f"`msda={plan.export.msda}` makes plugin nodes, which only TensorRT runs; choose `msda=gather` for OpenVINO"
             )
 
     def missing(self, configs: Sequence[OpenVinoConfig]) -> list[MissingPackageError]:

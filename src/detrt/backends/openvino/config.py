@@ -36,7 +36,7 @@ class OpenVinoRun:
     streams: int | None = field(
         default=None,
         metadata={
-            "help": "Batches at a time with --performance throughput; default: OpenVINO's choice.",
+            "help": "Batches at a time with `performance=throughput`; default: OpenVINO's choice.",
             "panel": "Engine",
             "needs": {"performance": ("throughput",)},
         },
@@ -44,12 +44,12 @@ class OpenVinoRun:
 
     def __post_init__(self) -> None:
         if self.performance not in (None, *PERFORMANCE):
-            raise EngineError(f"--performance must be {' or '.join(PERFORMANCE)}; got {self.performance!r}")
+            raise EngineError(f"`performance` must be {' or '.join(PERFORMANCE)}; got {self.performance!r}")
         if self.streams is not None and not (type(self.streams) is int and 1 <= self.streams <= LARGEST_STREAMS):
-            raise EngineError(f"--streams must be a number from 1 to {LARGEST_STREAMS}; got {self.streams!r}")
+            raise EngineError(f"`streams` must be a number from 1 to {LARGEST_STREAMS}; got {self.streams!r}")
         if self.streams is not None and self.performance != "throughput":
             raise EngineError(
-                f"--streams {self.streams} has no effect without --performance throughput; add that, or leave it out"
+                f"`streams={self.streams}` has no effect without `performance=throughput`; add that, or leave it out"
             )
 
     def arguments(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class OpenVinoConfig(OpenVinoRun):
         metadata={
             "help": "Store FP32 weights as FP16 in the OpenVINO model.",
             "panel": "Engine",
-            "flag": "--compress-weights",
+            "flag": "compress-weights",
             "needs": {"target": (TARGET,)},
         },
     )
@@ -84,7 +84,7 @@ class OpenVinoConfig(OpenVinoRun):
     def __post_init__(self) -> None:
         OpenVinoRun.__post_init__(self)
         if self.timeout_seconds is not None and not self.timeout_seconds > 0:
-            raise EngineError(f"--timeout must be more than 0 seconds; got {self.timeout_seconds}")
+            raise EngineError(f"`timeout_seconds` must be more than 0 seconds; got {self.timeout_seconds}")
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "performance": self.performance or PERFORMANCE[0]}

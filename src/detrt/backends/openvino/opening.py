@@ -14,7 +14,7 @@ from ..search import FileSearch, Opener, SessionOptions
 from .session import OpenVinoSession
 
 # On a CPU a bundle's OpenVINO model comes before its ONNX file, unless the ONNX file was the faster one on this processor.
-PREFERRED_ON_CPU = "running the OpenVINO model, which was the faster one on a CPU (docs/results/cpu.md); --backend onnxruntime runs the ONNX file"
+PREFERRED_ON_CPU = "running the OpenVINO model, which was the faster one on a CPU (docs/results/cpu.md); `backend=onnxruntime` runs the ONNX file"
 
 
 class OpenVinoOpener(Opener):
@@ -57,7 +57,7 @@ class OpenVinoOpener(Opener):
 
     def refusal(self, search: FileSearch) -> DetrtError:
         folder = search.bundle.folder
-        why = "; ".join(search.reasons) or f"it holds none. Build one with: detrt build {folder} --target openvino"
+        why = "; ".join(search.reasons) or f"it holds none. Build one with: `build({folder}, targets=openvino)`"
         return EngineError(f"no OpenVINO model of the bundle '{folder}' can run here: {why}")
 
 
@@ -68,19 +68,19 @@ def _faster_on_cpu(facts: EngineFacts | None, tuning: Mapping[str, Any]) -> tupl
     """
     speed = None if facts is None else facts.cpu_speed
     if tuning:
-        return False, f"running the OpenVINO model, which --{next(iter(tuning))} is for"
+        return False, f"running the OpenVINO model, which `{next(iter(tuning))}` is for"
     if speed is None:
         return False, PREFERRED_ON_CPU
     here = processor_name()
     if speed.processor != here:
         return False, (
             f"{PREFERRED_ON_CPU}. When the bundle was built, both were timed on another processor ({speed.processor}; this one is "
-            f"{here}); detrt build BUNDLE --target openvino times them here"
+            f"{here}); `build(BUNDLE, targets=openvino)` times them here"
         )
     model, other = ("ONNX file", "openvino") if speed.prefers_onnx else ("OpenVINO model", "onnxruntime")
     return speed.prefers_onnx, (
         f"running the {model}, which was the faster one on this processor when the bundle was built (OpenVINO "
-        f"{speed.openvino_ms:.4g} ms, ONNX Runtime {speed.onnxruntime_ms:.4g} ms, {speed.threads} threads); --backend {other} runs "
+        f"{speed.openvino_ms:.4g} ms, ONNX Runtime {speed.onnxruntime_ms:.4g} ms, {speed.threads} threads); `backend={other}` runs "
         "the other"
     )
 

@@ -77,7 +77,7 @@ def device_name(device: str | None) -> str:
     if full not in here and not (number in ("", "0") and any(one.partition(".")[0] == name for one in here)):
         raise SessionError(
             f"OpenVINO finds no device {device!r} here; it finds {', '.join(here)}. Install the driver of the device, or use "
-            "--device cpu"
+            "`device=cpu`"
         )
     return full if full in here else name
 

@@ -42,7 +42,7 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     source, target = Path(request["onnx"]), Path(request["xml"])
     config = OpenVinoConfig.from_dict(request["config"])
     spec, start = ModelSpec.from_dict(request["spec"]), time.monotonic()
-    openvino = package("--target openvino")
+    openvino = package("`targets=openvino`")
     progress(0.0, "reading the graph")
     loaded = graph.load(source)
     summary = graph.summarise(loaded)

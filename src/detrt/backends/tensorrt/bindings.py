@@ -178,7 +178,7 @@ class Trt:
         """
         if self.is_rtx:
             if paths:
-                raise EngineError(f"TensorRT-RTX has no plugin layers; leave '{paths[0]}' out and export with --msda gather")
+                raise EngineError(f"TensorRT-RTX has no plugin layers; leave '{paths[0]}' out and export with `msda=gather`")
             return
         for path in map(Path, paths):
             if not path.is_file():
@@ -233,7 +233,7 @@ class Trt:
         builder_config.num_compute_capabilities = len(sms)
         for index, sm in enumerate(sms):
             if not builder_config.set_compute_capability(known[f"SM{sm}"], index):
-                raise EngineError(f"TensorRT-RTX {self.version} refused compute capability {sm}; leave it out of --sm")
+                raise EngineError(f"TensorRT-RTX {self.version} refused compute capability {sm}; leave it out of `sms`")
 
     def set_hardware_compatibility(self, builder_config: Any, level: str) -> None:
         """Raises EngineError where this version does not have the level."""

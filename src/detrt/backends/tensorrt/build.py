@@ -133,7 +133,7 @@ def check_sms(config: EngineConfig) -> None:
         return
     raise EngineError(
         f"TensorRT-RTX builds for compute capability {config.sms[0]} on a machine with such a GPU only, and nvidia-smi shows none here. "
-        f"Type for example --sm 86,89; it lists {', '.join(map(str, RTX_SMS))}"
+        f"Type for example `sms=86,89`; it lists {', '.join(map(str, RTX_SMS))}"
     )
 
 
@@ -153,13 +153,13 @@ def _check_plugin_nodes(held: list[str], model_onnx: Path, config: EngineConfig)
     """
     if config.target == "tensorrt-rtx":
         raise EngineError(
-            f"'{model_onnx}' holds plugin nodes ({', '.join(held)}), and TensorRT-RTX has no plugin layers; export with --msda "
-            "gather, or choose --target tensorrt"
+            f"'{model_onnx}' holds plugin nodes ({', '.join(held)}), and TensorRT-RTX has no plugin layers; export with "
+            "`msda=gather`, or choose `targets=tensorrt`"
         )
     if "MSDeformAttn" in held and not config.plugins:
         raise EngineError(
-            f"'{model_onnx}' holds plugin nodes ({held[0]}); give their library with --plugin libdetrt_plugin.so (docs/guide/plugin.md "
-            "says how to build it), or export with --msda gather"
+            f"'{model_onnx}' holds plugin nodes ({held[0]}); give their library with `plugins=libdetrt_plugin.so` (docs/guide/plugin.md "
+            "says how to build it), or export with `msda=gather`"
         )
 
 
@@ -177,7 +177,7 @@ def check_model_file(path: Path) -> None:
     if path.is_dir():
         raise EngineError(f"'{path}' is a folder; give the .onnx file in it")
     if not path.is_file():
-        raise EngineError(f"there is no ONNX file '{path}'; make one with: detrt export MODEL -o OUT")
+        raise EngineError(f"there is no ONNX file '{path}'; make one with: `export(MODEL, output=OUT)`")
     try:
         with open(path, "rb") as file:
             start = file.read(64)

@@ -65,7 +65,7 @@ class EngineBuilder(Builder):
                 if sides is not None and sides[0] != sides[2] and not family.dynamic:
                     raise ExportError(
                         f"{family.title} takes one fixed {name}, because {family.fixed_reason}; "
-                        f"got --{name} {','.join(map(str, sides))}; give one number, or leave it out"
+                        f"got `{name}={','.join(map(str, sides))}`; give one number, or leave it out"
                     )
 
     def compares(self, configs: Sequence[EngineConfig]) -> bool:
@@ -129,14 +129,14 @@ class EngineBuilder(Builder):
             work.warnings.append(
                 f"the engine '{name}' and its ONNX graph differ: {found.verdict}. Not judged: random weights give nearly equal scores, which "
                 "change places with any rounding"
-                + ("" if config.return_selections else "; with --return-selections both compute with the same queries")
+                + ("" if config.return_selections else "; with `return_selections` both compute with the same queries")
             )
             return
         raise GateError(
             f"the engine '{name}' does not detect what its ONNX graph detects: {found.verdict}; this TensorRT compiles the graph "
             + ("wrongly" if precision in (Precision.FP32, Precision.TF32) else "wrongly, or rounds more than the model bears")
-            + ". Try --msda gather, --keep-gathers, another --precision or another TensorRT version; --no-check builds without the "
-            "comparison, and 'detrt verify' with --ground-truth judges by AP"
+            + ". Try `msda=gather`, `keep_gathers`, another `precision` or another TensorRT version; `check=False` builds without the "
+            "comparison, and 'detrt verify' with `ground_truth` judges by AP"
         )
 
     def _count_int8_kernels(self, work: Work, name: str, facts: EngineFacts) -> None:
@@ -147,7 +147,7 @@ class EngineBuilder(Builder):
         work.record("int8_kernels", {**work.provenance.options.get("int8_kernels", {}), name: round(fraction, 4)})
         text = f"{fraction:.0%} of the multiply-adds of '{name}' run in INT8 kernels, by TensorRT's engine inspector"
         if fraction < LEAST_INT8_KERNELS:
-            work.warnings.append(f"{text}; the rest gains nothing from INT8: compare with --precision fp16")
+            work.warnings.append(f"{text}; the rest gains nothing from INT8: compare with `precision=fp16`")
         else:
             work.notes.append(text)
 
@@ -181,8 +181,8 @@ class EngineBuilder(Builder):
         work.record("engine_speeds", speeds)
         if int8_ms >= fp16_ms:
             raise GateError(
-                f"the INT8 engine '{name}' is not faster than FP16 on this GPU: {verdict}; build with --precision fp16, or keep INT8 with "
-                "--accept-slower"
+                f"the INT8 engine '{name}' is not faster than FP16 on this GPU: {verdict}; build with `precision=fp16`, or keep INT8 with "
+                "`accept_slower`"
             )
 
     def _engine(self, work: Work, graph: str, name: str, config: EngineConfig, kind: str) -> EngineFacts:
@@ -223,17 +223,17 @@ def check_capability(precision: Precision, engines: Sequence[EngineConfig]) -> N
         if config.target == "tensorrt-rtx" and precision == Precision.INT8:
             raise EngineError(
                 "TensorRT-RTX has INT8 for the weights of matmuls only, by NVIDIA's documentation, and detrt's INT8 graphs quantize "
-                "convolutions and activations: version 1.6 fails on them. Choose --precision fp8 (compute capability 89 and newer) or "
-                "fp16, or --target tensorrt"
+                "convolutions and activations: version 1.6 fails on them. Choose `precision=fp8` (compute capability 89 and newer) or "
+                "fp16, or `targets=tensorrt`"
             )
         lacking = [sm for sm in config.sms if sm < precision.min_compute_capability]
         if lacking:
             capable = [str(sm) for sm in config.sms if sm not in lacking]
             alternatives = [name for name in (Precision.FP16, Precision.BF16) if min(config.sms) >= name.min_compute_capability]
-            advice = f"--sm {','.join(capable)}, or " if capable else ""
+            advice = f"`sms={','.join(capable)}`, or " if capable else ""
             raise EngineError(
                 f"{precision} does not run on compute capability {', '.join(map(str, lacking))} "
-                f"(it needs {precision.min_compute_capability} or newer); choose {advice}--precision {' or '.join(alternatives)}"
+                f"(it needs {precision.min_compute_capability} or newer); choose {advice}`precision={' or '.join(alternatives)}`"
             )
 
 
@@ -241,8 +241,8 @@ def _check_placement(qdq_placement: str | None) -> None:
     """Raises ExportError where INT8 is placed for OpenVINO and ONNX Runtime, and an engine is wanted of it."""
     if qdq_placement == "cpu":
         raise ExportError(
-            "INT8 with --qdq-placement cpu, the default where OpenVINO is the only target, quantizes projections of attentions, which "
-            "TensorRT computes wrongly or slowly; build the graph for it with --qdq-placement tensorrt"
+            "INT8 with `qdq_placement=cpu`, the default where OpenVINO is the only target, quantizes projections of attentions, which "
+            "TensorRT computes wrongly or slowly; build the graph for it with `qdq_placement=tensorrt`"
         )
 
 
@@ -250,8 +250,8 @@ def _check_accept_slower(engines: Sequence[EngineConfig], precision: Precision |
     """Raises EngineError where --accept-slower has no effect, because the graph is not INT8."""
     if precision != Precision.INT8 and any(config.accept_slower for config in engines):
         raise EngineError(
-            f"--accept-slower has no effect: it concerns INT8 engines, and this graph is {precision or 'of unknown precision'}; leave it "
-            "out, or build with --precision int8"
+            f"`accept_slower` has no effect: it concerns INT8 engines, and this graph is {precision or 'of unknown precision'}; leave it "
+            "out, or build with `precision=int8`"
         )
 
 
@@ -264,11 +264,11 @@ def _check_engines(engines: Sequence[EngineConfig], plan: BuildPlan) -> None:
     for config in engines:
         if export.plugin and config.target == "tensorrt-rtx":
             raise ExportError(
-                f"--msda {export.msda} makes plugin nodes, and TensorRT-RTX has no plugin layers; choose --target tensorrt, or "
-                "--msda gather"
+                f"`msda={export.msda}` makes plugin nodes, and TensorRT-RTX has no plugin layers; choose `targets=tensorrt`, or "
+                "`msda=gather`"
             )
         if export.msda == "plugin" and not config.plugins:
-            raise ExportError("--msda plugin needs the plugin's library: --plugin libdetrt_plugin.so (docs/guide/plugin.md)")
+            raise ExportError("`msda=plugin` needs the plugin's library: `plugins=libdetrt_plugin.so` (docs/guide/plugin.md)")
 
 
 def check_engine(facts: EngineFacts, target: Precision) -> None:
@@ -288,8 +288,8 @@ def check_engine(facts: EngineFacts, target: Precision) -> None:
         text = ", ".join(f"{kind} {count}" for kind, count in types.items())
         fault = f"has no {', '.join(sorted(missing))} layer" if missing else f"also has {', '.join(sorted(extra))} layers"
         raise GateError(
-            f"--precision {target} was requested, but the engine {fault} (layer outputs by type: {text}); "
-            "build it again from the checkpoint with the intended --precision"
+            f"`precision={target}` was requested, but the engine {fault} (layer outputs by type: {text}); "
+            "build it again from the checkpoint with the intended `precision`"
         )
 
 

@@ -29,13 +29,13 @@ def parse_sms(text: str) -> tuple[int, ...]:
     """
     if text.strip().lower() == "current":
         if not (here := compute_capabilities_here()):
-            raise EngineError("--sm current is the GPU of this machine, and nvidia-smi finds none; name it, such as --sm 89")
+            raise EngineError("`sms=current` is the GPU of this machine, and nvidia-smi finds none; name it, such as `sms=89`")
         return here[:1]
     sms = []
     for part in text.split(","):
         digits = part.strip().lower().removeprefix("sm").removeprefix("_").replace(".", "", 1)
         if not digits.isdecimal():
-            raise EngineError(f"--sm must be compute capabilities such as 86,89, or current; got {text!r}")
+            raise EngineError(f"`sms` must be compute capabilities such as 86,89, or current; got {text!r}")
         sms.append(int(digits))
     return tuple(sms)
 
@@ -76,7 +76,7 @@ class EngineConfig:
         metadata={
             "help": "Comma-separated compute capabilities of a TensorRT-RTX engine: 86,89. current: of the GPU of this machine.",
             "panel": "Engine",
-            "flag": "--sm",
+            "flag": "sm",
             "parse": parse_sms,
             "needs": {"target": ("tensorrt-rtx",)},
         },
@@ -137,7 +137,7 @@ class EngineConfig:
         metadata={
             "help": "Library of TensorRT plugins; may be repeated.",
             "panel": "Engine",
-            "flag": "--plugin",
+            "flag": "plugin",
             "many": True,
             "needs": {"target": ("tensorrt",)},
         },
@@ -187,7 +187,7 @@ class EngineConfig:
         if self.plugins:
             raise EngineError(
                 f"plugins are for the target 'tensorrt': TensorRT-RTX has no plugin layers; got '{self.plugins[0]}'. Leave it "
-                "out and export with --msda gather, or choose --target tensorrt"
+                "out and export with `msda=gather`, or choose `targets=tensorrt`"
             )
         if self.timing_cache is not None:
             raise EngineError(
@@ -202,7 +202,7 @@ class EngineConfig:
         if self.hardware_compatibility != "none":
             raise EngineError(
                 "hardware_compatibility is for the target 'tensorrt'; a TensorRT-RTX engine names the "
-                f"GPUs it runs on instead: sms=(86, 89), or --sm 86,89; got {self.hardware_compatibility!r}"
+                f"GPUs it runs on instead: sms=(86, 89), or `sms=86,89`; got {self.hardware_compatibility!r}"
             )
 
     @property
@@ -245,15 +245,15 @@ def _checked_sms(target: str, sms: object) -> tuple[int, ...]:
         if values:
             raise EngineError(
                 f"sms must be empty for the target 'tensorrt'; got {values}. TensorRT builds for the GPU "
-                "that it runs on: build there without --sm, or use the target tensorrt-rtx"
+                "that it runs on: build there without `sms`, or use the target tensorrt-rtx"
             )
         return ()
     for sm in values:
         if not _is_whole(sm) or not (sm in RTX_SMS or (sm > min(RTX_SMS) and len(set(values)) == 1)):
             raise EngineError(
                 f"TensorRT-RTX cannot build for compute capability {sm!r}; allowed: "
-                f"{', '.join(map(str, RTX_SMS))}, such as --sm 86,89. Another GPU, such as 90 (H100), stands alone and is built on it: "
-                "--sm current; or use the target tensorrt there"
+                f"{', '.join(map(str, RTX_SMS))}, such as `sms=86,89`. Another GPU, such as 90 (H100), stands alone and is built on it: "
+                "`sms=current`; or use the target tensorrt there"
             )
     return tuple(sorted(set(values))) or DEFAULT_RTX_SMS
 
@@ -263,6 +263,6 @@ def _checked_triple(name: str, value: object, limit: int) -> Triple:
     if not ok or not 1 <= value[0] <= value[1] <= value[2] <= limit:  # type: ignore[index]
         raise EngineError(
             f"{name} must be (min, opt, max), three whole numbers with 1 <= min <= opt <= max <= {limit}; "
-            f"got {value!r}; type for example --{name} {'1,4,8' if name == 'batch' else '480,640,800'}"
+            f"got {value!r}; type for example `{name}={'1,4,8' if name == 'batch' else '480,640,800'}`"
         )
     return (value[0], value[1], value[2])  # type: ignore[index]

@@ -46,7 +46,7 @@ class Cuda:
             raise EngineError(
                 "the NVIDIA driver is older than the CUDA of the installed cuda-python. For CUDA 13 install driver 580 or newer; for "
                 "an older driver use CUDA 12: pip install 'cuda-python<13' tensorrt-cu12. Or run the ONNX file: "
-                "--backend onnxruntime"
+                "`backend=onnxruntime`"
             )
         return 0 if int(status) in _NO_DEVICE else int(self._checked("cudaGetDeviceCount", (status, count)))
 
@@ -55,7 +55,7 @@ class Cuda:
         count = self.device_count()
         if count == 0:
             raise EngineError(
-                "no CUDA device: this machine has no NVIDIA GPU, or no driver for it; check with nvidia-smi. Without a GPU, run the ONNX file: --backend onnxruntime"
+                "no CUDA device: this machine has no NVIDIA GPU, or no driver for it; check with nvidia-smi. Without a GPU, run the ONNX file: `backend=onnxruntime`"
             )
         if not 0 <= device < count:
             raise EngineError(f"there is no CUDA device {device}; allowed: 0 to {count - 1}")
@@ -161,7 +161,7 @@ class Cuda:
                 size = f" for {nbytes / 2**20:.1f} MiB" if nbytes is not None else ""
                 raise SessionError(
                     f"the GPU is out of memory ({call}{size}); use a smaller batch, close other programs "
-                    "on the GPU, or build the engine with a smaller max of --batch, --height and --width"
+                    "on the GPU, or build the engine with a smaller max of `batch`, `height` and `width`"
                 )
             raise SessionError(f"{call} failed: {text} (cudaError {int(status)})")
         return result[1] if len(result) > 1 else None

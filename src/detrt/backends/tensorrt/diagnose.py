@@ -38,12 +38,12 @@ _PARSE_HINTS: tuple[tuple[str, str], ...] = (
     (
         r"MSDeformAttn|ms_deform_attn|MultiscaleDeformableAttn",
         "the graph holds deformable attention as one node, and its plugin is not loaded. For TensorRT 10 and 11 give the "
-        "library with --plugin (docs/guide/plugin.md); otherwise export with --msda gather",
+        "library with `plugins` (docs/guide/plugin.md); otherwise export with `msda=gather`",
     ),
     (
         r"[Pp]lugin not found|[Pp]lugin creator|getPluginCreator|not found in plugin registry",
         "TensorRT has neither an importer nor a plugin for this operator. For deformable attention export "
-        "with --msda gather; otherwise replace the operator at export, or load its plugin library",
+        "with `msda=gather`; otherwise replace the operator at export, or load its plugin library",
     ),
     (
         r"Failed to import initializer",
@@ -68,11 +68,11 @@ _PARSE_HINTS: tuple[tuple[str, str], ...] = (
 _BUILD_HINTS: tuple[tuple[str, str], ...] = (
     (
         r"Turing \(SM75\)",
-        "TensorRT-RTX has no such FP32 product for Turing. Leave 75 out of --sm, or convert the model to FP16 first",
+        "TensorRT-RTX has no such FP32 product for Turing. Leave 75 out of `sms`, or convert the model to FP16 first",
     ),
     (
         r"within workspace limit",
-        "the scratch memory limit is too small. Raise --workspace-mib or leave it out",
+        "the scratch memory limit is too small. Raise `workspace_mib` or leave it out",
     ),
     (
         r"Quantized constant .* only allowed before DQ",
@@ -89,22 +89,22 @@ _BUILD_HINTS: tuple[tuple[str, str], ...] = (
     (
         _NO_DEVICE,
         "no CUDA device. This build needs a GPU and its driver; the target tensorrt-rtx builds without "
-        "one when --sm names the GPUs",
+        "one when `sms` names the GPUs",
     ),
     (
         # The windows of a Swin backbone, padded to a multiple of their size; an "OutOfMemory" beside it is a consequence.
         r"getRegionBlockSize",
         "TensorRT cannot bound the memory of this graph while height and width are symbolic. Give one image size and one batch size "
-        "(--height H --width W --batch N)",
+        "(`height=H`, `width=W`, `batch=N`)",
     ),
     (
         r"[Oo]ut ?[Oo]f ?[Mm]emory|OutOfMemory|cudaError 2\b|bad_alloc|[Rr]equested size was",
-        "there is not enough memory. Lower the max of --batch, --height and --width, or --workspace-mib",
+        "there is not enough memory. Lower the max of `batch`, `height` and `width`, or `workspace_mib`",
     ),
     (
         NO_KERNEL,
-        "TensorRT has no kernel for a part of the graph. Raise --workspace-mib, export with --msda "
-        "gather, or use a newer TensorRT",
+        "TensorRT has no kernel for a part of the graph. Raise `workspace_mib`, export with "
+        "`msda=gather`, or use a newer TensorRT",
     ),
     (
         r"data-dependent shape",
@@ -112,7 +112,7 @@ _BUILD_HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"missing dimensions in profile|MIN<=OPT<=MAX|no optimization profile",
-        "the profile does not fit the graph. Check --batch, --height and --width",
+        "the profile does not fit the graph. Check `batch`, `height` and `width`",
     ),
     (
         r"Network must have at least one output",
@@ -120,7 +120,7 @@ _BUILD_HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"compute ?[Cc]apability|Unsupported SM|not supported on .*SM",
-        "the target GPUs do not have what the graph needs. Give newer ones only, for example --sm 89,120",
+        "the target GPUs do not have what the graph needs. Give newer ones only, for example `sms=89,120`",
     ),
 )
 
@@ -145,9 +145,9 @@ def parse_failure(onnx_name: str, faults: Sequence[ParserFault], logged: Sequenc
         operators = sorted({fault.operator for fault in faults if fault.code == "UNSUPPORTED_NODE" and fault.operator})
         hint = (
             f"TensorRT has no importer for {', '.join(operators)} as it is used here. Replace it at "
-            "export; for deformable attention use --msda gather"
+            "export; for deformable attention use `msda=gather`"
             if operators
-            else "export the model again with opset 17; if the node is part of deformable attention, with --msda gather"
+            else "export the model again with opset 17; if the node is part of deformable attention, with `msda=gather`"
         )
     return "\n".join([*lines, f"  {hint}"])
 
@@ -163,7 +163,7 @@ def build_failure(onnx_name: str, logged: Sequence[str], version: str) -> str:
     return "\n".join(
         [
             *lines,
-            f"  {hint or 'try --optimization-level 0, or fewer GPUs in --sm, to find the part that fails'}",
+            f"  {hint or 'try `optimization_level=0`, or fewer GPUs in `sms`, to find the part that fails'}",
         ]
     )
 
@@ -174,12 +174,12 @@ def open_failure(engine_name: str, logged: Sequence[str], version: str) -> str:
     if re.search(_NO_DEVICE, text):
         return (
             f"no CUDA device: TensorRT {version} cannot open '{engine_name}' without an NVIDIA GPU and its "
-            "driver; check with nvidia-smi, or run the ONNX file: --backend onnxruntime"
+            "driver; check with nvidia-smi, or run the ONNX file: `backend=onnxruntime`"
         )
     lines = [f"TensorRT {version} refused the engine '{engine_name}'"]
     lines += [f"  {_told(line)}" for line in logged[:_SHOWN]] or ["  it gave no reason"]
     hint = _hint(_BUILD_HINTS, text) if re.search(r"[Mm]emory", text) else None
-    return "\n".join([*lines, f"  {hint or 'build the engine again with this version: detrt build MODEL -o OUT'}"])
+    return "\n".join([*lines, f"  {hint or 'build the engine again with this version: `build(MODEL, output=OUT)`'}"])
 
 
 def ended(return_code: int, log_tail: str) -> str:
@@ -192,17 +192,17 @@ def ended(return_code: int, log_tail: str) -> str:
         if name == "SIGKILL":
             cause = (
                 "the builder process was killed by the system (SIGKILL), most likely for lack of memory. "
-                "Lower the max of --batch, --height and --width, or free memory"
+                "Lower the max of `batch`, `height` and `width`, or free memory"
             )
         else:
             cause = (
                 f"the builder process crashed ({name}); nothing was written. This is a fault inside "
-                "TensorRT: try one batch size and one image size, another version of it, or --msda gather"
+                "TensorRT: try one batch size and one image size, another version of it, or `msda=gather`"
             )
     elif return_code == HUNG_EXIT_CODE:
         cause = (
             "the builder of TensorRT hangs: it said nothing for minutes, before it timed a kernel, and was stopped; nothing was written. Its "
-            "optimizer does not return for some quantized graphs. Try --precision fp16, or another version of TensorRT"
+            "optimizer does not return for some quantized graphs. Try `precision=fp16`, or another version of TensorRT"
         )
     else:
         cause = f"the builder process ended with exit code {return_code} and no answer; nothing was written"
@@ -221,7 +221,7 @@ def large_activation(nbytes: int, profile: Mapping[str, Mapping[str, Sequence[in
     largest = ", ".join(f"{name} {'x'.join(map(str, shapes['max']))}" for name, shapes in profile.items())
     return (
         f"each context of this engine needs {nbytes / 2**30:.1f} GiB of GPU memory for activations at {largest}; lower the max of "
-        "--batch, --height and --width where fewer or smaller images are enough"
+        "`batch`, `height` and `width` where fewer or smaller images are enough"
     )
 
 

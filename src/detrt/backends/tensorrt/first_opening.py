@@ -64,7 +64,7 @@ def check_first_opening(session: BaseSession, bundle: Bundle, entry: BundleFile,
     if not stored["passed"] and not (bundle.provenance.has_random_weights and stored.get("ran", True)):
         raise GateError(
             f"the engine '{bundle.path_of(entry)}' does not detect on this GPU what its ONNX graph detects: {stored['verdict']}. Run the "
-            "graph with --backend onnxruntime, or build the engine again with --msda gather or another --precision"
+            "graph with `backend=onnxruntime`, or build the engine again with `msda=gather` or another `precision`"
         )
 
 

@@ -65,7 +65,7 @@ class EngineOpener(Opener):
     def refusal(self, search: FileSearch) -> DetrtError:
         folder, why = search.bundle.folder, "; ".join(search.reasons) or "it holds no engine"
         return EngineError(
-            f"no engine of the bundle '{folder}' can run here: {why}. Build one with: detrt build {folder} --target tensorrt, or "
+            f"no engine of the bundle '{folder}' can run here: {why}. Build one with: `build({folder}, targets=tensorrt)`, or "
             "tensorrt-rtx"
         )
 

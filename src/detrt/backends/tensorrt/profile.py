@@ -129,7 +129,7 @@ def check_shapes(shapes: Mapping[str, Sequence[int]], profile: Mapping[str, tupl
                 continue
             allowed = f"{low[axis]}" if low[axis] == high[axis] else f"{low[axis]} to {high[axis]}"
             if name in ("batch", "height", "width"):
-                todo = f"give another size, or build the engine again with a wider --{name} MIN,OPT,MAX"
+                todo = f"give another size, or build the engine again with a wider `{name}=MIN,OPT,MAX`"
             elif name in _TEXT_AXES:
                 todo = f"give a prompt with {'more' if length < low[axis] else 'fewer'} {name}"
             else:
@@ -159,7 +159,7 @@ def _lengths_of(axis: str, inputs: Sequence[NetworkTensor], config: EngineConfig
         if chosen is not None and chosen != (length, length, length):
             raise EngineError(
                 f"the graph has a fixed {axis} of {length} (input '{owner}'); got {axis} {_text(chosen)}. "
-                f"Leave --{axis} out, or export the model with a symbolic {axis}"
+                f"Leave `{axis}` out, or export the model with a symbolic {axis}"
             )
         return (length, length, length)
     if axis == "batch":
@@ -171,7 +171,7 @@ def _lengths_of(axis: str, inputs: Sequence[NetworkTensor], config: EngineConfig
             near = tuple(max(1, round(value / facts.multiple_of)) * facts.multiple_of for value in triple)
             raise EngineError(
                 f"{axis} must be a multiple of {facts.multiple_of} for this model; got {_text(triple)}; "
-                f"type for example --{axis} {_text(near)}"
+                f"type for example `{axis}={_text(near)}`"
             )
     return triple
 

@@ -249,7 +249,7 @@ class TensorRTSession(BaseSession):
         if context is None:
             raise EngineError(
                 f"TensorRT could not prepare '{self.path}' for running, most likely for lack of GPU "
-                "memory; build it with a smaller max of --batch, --height and --width"
+                "memory; build it with a smaller max of `batch`, `height` and `width`"
             )
         return context
 
@@ -630,7 +630,7 @@ def default_runtime_cache(path: Path, facts: EngineFacts, gpu_name: str) -> Path
 
 
 # What must be true before an engine is handed to TensorRT, and the reason when it is not.
-_REBUILD = "build the engine again here: detrt build MODEL -o OUT"
+_REBUILD = "build the engine again here: `build(MODEL, output=OUT)`"
 
 
 def device_index(device: str | int) -> int:
@@ -684,12 +684,12 @@ def check_gpu(engine: Path, facts: EngineFacts, capability: int, gpu_name: str) 
     if facts.target != "tensorrt-rtx":
         todo = "Build the engine again on this GPU"
     elif capability in RTX_SMS:
-        todo = f"Build the engine again for it with --sm {capability}"
+        todo = f"Build the engine again for it with `sms={capability}`"
     else:
-        todo = "TensorRT-RTX does not know this GPU: build an engine on it with --target tensorrt"
+        todo = "TensorRT-RTX does not know this GPU: build an engine on it with `targets=tensorrt`"
     raise EngineError(
         f"'{engine}' was built for compute capability {', '.join(map(str, allowed)) or '(none)'}; this "
-        f"GPU, {gpu_name}, has {capability}. {todo}, or run the ONNX file: --backend onnxruntime"
+        f"GPU, {gpu_name}, has {capability}. {todo}, or run the ONNX file: `backend=onnxruntime`"
     )
 
 

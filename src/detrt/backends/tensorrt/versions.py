@@ -37,8 +37,8 @@ class Version:
         since: first version of the range; it ends before the next row of the target.
         opset: newest ONNX opset that the parser reads.
         lacks: operators that graphs of detrt may hold and the parser does not import.
-        shape_range: whether the parser obeys `start` and `end` of Shape.
-        scatter_reduction: whether it takes the attribute `reduction` of ScatterND, also where that says "none".
+        shape_range: whether the parser obeys 'start' and 'end' of Shape.
+        scatter_reduction: whether it takes the attribute 'reduction' of ScatterND, also where that says "none".
         cumsum: whether CumSum is an operator of its own, and no loop, which a CUDA graph does not record.
         grid_sample_linear: whether GridSample takes the mode "linear", as opset 20 calls it; else that means the nearest pixel.
         int64: whether INT64 tensors stay INT64; else they become INT32, inputs and outputs included.
@@ -161,7 +161,7 @@ class Fault:
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
-        "GridSample in deformable attention samples wrongly", (10, 13), None, "warn", "--msda gather, the default",
+        "GridSample in deformable attention samples wrongly", (10, 13), None, "warn", "`msda=gather`, the default",
         "NVIDIA/TensorRT#4813 #4646, lightly-train#917, pytorch/TensorRT#4074", layers=("GRID_SAMPLE",),
     ),
     Fault(
@@ -173,7 +173,7 @@ FAULTS: tuple[Fault, ...] = (
         "onnx/onnx-tensorrt#1060", target="tensorrt-rtx", layers=("GRID_SAMPLE",),
     ),
     Fault(
-        "the runtime refuses GPUs of compute capability 90", (1, 7), None, "refuse", "TensorRT-RTX 1.6, or --target tensorrt",
+        "the runtime refuses GPUs of compute capability 90", (1, 7), None, "refuse", "TensorRT-RTX 1.6, or `targets=tensorrt`",
         "seen with 1.7.1 on an H100", target="tensorrt-rtx", sms=(90,),
     ),
     Fault(
@@ -182,7 +182,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "DINOv3 backbone in FP16 gives one class for everything", (10, 3), (10, 6), "refuse",
-        "TensorRT 10.6 or newer, or --precision fp32", "NVIDIA/TensorRT#4723, DEIMv2#53 #112, Savant#1183",
+        "TensorRT 10.6 or newer, or `precision=fp32`", "NVIDIA/TensorRT#4723, DEIMv2#53 #112, Savant#1183",
         precisions=("fp16",), layers=("SOFTMAX",), families=DINOV3,
     ),
     Fault(
@@ -190,7 +190,7 @@ FAULTS: tuple[Fault, ...] = (
         "NVIDIA/TensorRT#4742", layers=("SOFTMAX",), families=DINOV3,
     ),
     Fault(
-        "fused attention in 16 bits", (10, 0), (10, 17), "warn", "a newer TensorRT, or --precision fp32", "NVIDIA/TensorRT#4837",
+        "fused attention in 16 bits", (10, 0), (10, 17), "warn", "a newer TensorRT, or `precision=fp32`", "NVIDIA/TensorRT#4837",
         sms=(120,), precisions=("fp16", "bf16"), layers=("SOFTMAX",),
     ),
     Fault(
@@ -198,29 +198,29 @@ FAULTS: tuple[Fault, ...] = (
         sms=(89,), layers=("SOFTMAX",),
     ),
     Fault(
-        "batches above 1", (10, 11), (10, 12), "warn", "--batch 1", "NVIDIA/TensorRT#4853", sms=(89, 120), batch=True,
+        "batches above 1", (10, 11), (10, 12), "warn", "`batch=1`", "NVIDIA/TensorRT#4853", sms=(89, 120), batch=True,
     ),
-    Fault("batches above 1", (11, 1), (11, 2), "warn", "--batch 1", "NVIDIA/TensorRT#4853", sms=(89, 120), batch=True),
+    Fault("batches above 1", (11, 1), (11, 2), "warn", "`batch=1`", "NVIDIA/TensorRT#4853", sms=(89, 120), batch=True),
     Fault(
-        "INT8 output projection behind FP16 attention", (11, 0), None, "warn", "--qdq-placement tensorrt, the default for engines",
+        "INT8 output projection behind FP16 attention", (11, 0), None, "warn", "`qdq_placement=tensorrt`, the default for engines",
         "roboflow/rf-detr quantize.py", precisions=("int8",), layers=("SOFTMAX",),
     ),
     Fault(
         "INT8 MatMul, bias and GELU before an FP16 layer gives NaN", (10, 16), (11, 4), "warn",
-        "--qdq-placement tensorrt, which quantizes both layers of an MLP or neither", "roboflow/rf-detr quantize.py", precisions=("int8",), layers=("UNARY",),
+        "`qdq_placement=tensorrt`, which quantizes both layers of an MLP or neither", "roboflow/rf-detr quantize.py", precisions=("int8",), layers=("UNARY",),
     ),
     Fault(
-        "INT8 cross-attention of RT-DETR (AP 19.4 instead of 47.7)", (8, 5), None, "warn", "--keep-fp32 decoder",
+        "INT8 cross-attention of RT-DETR (AP 19.4 instead of 47.7)", (8, 5), None, "warn", "`keep_fp32=decoder`",
         "jacksonsc007/RTDETR_TensorRT_Deployment", precisions=("int8",), families=INT8_CROSS_ATTENTION,
     ),
     Fault(
         "the builder does not return for a quantized DETR", (8, 5), (8, 6), "refuse",
-        "--precision fp16, which was faster than INT8 in every model that was measured", "docs/results/tensorrt.md#int8",
+        "`precision=fp16`, which was faster than INT8 in every model that was measured", "docs/results/tensorrt.md#int8",
         precisions=("int8",), families=INT8_NEVER_BUILDS,
     ),
     Fault(
         "the builder does not return for a quantized Deformable DETR with a plugin", (8, 5), (8, 6), "refuse",
-        "--precision fp16; gathers (--keep-gathers) were not tried", "docs/results/tensorrt.md#int8",
+        "`precision=fp16`; gathers (`keep_gathers`) were not tried", "docs/results/tensorrt.md#int8",
         precisions=("int8",), layers=("PLUGIN_V2",), families=INT8_PLUGIN_NEVER_BUILDS,
     ),
     Fault(
@@ -241,7 +241,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "the builder does not end within 20 minutes for several phrases, or for prompts of several lengths", (8, 5), (8, 6), "avoided",
-        "one phrase a run, padded as published; add --batch 1, the only batch size that was compared", "docs/results/tensorrt.md#sam-3", families=ONE_PHRASE,
+        "one phrase a run, padded as published; add `batch=1`, the only batch size that was compared", "docs/results/tensorrt.md#sam-3", families=ONE_PHRASE,
     ),
 )  # fmt: skip
 
@@ -334,13 +334,13 @@ def tables() -> str:
     for row in VERSIONS:
         written = sorted(row.lacks)
         if not row.shape_range:
-            written.append("`start` and `end` of Shape")
+            written.append("'start' and 'end' of Shape")
         if not row.scatter_reduction:
-            written.append("`reduction` of ScatterND")
+            written.append("'reduction' of ScatterND")
         if not row.cumsum:
             written.append("CumSum of floats" if row.strongly_typed else "CumSum of floats, of known length")
         if row.strongly_typed and not row.grid_sample_linear:
-            written.append("`linear` of GridSample")
+            written.append("'linear' of GridSample")
         if not row.strongly_typed:
             written.append("the scale of an FP32 MatMul of an FP16 graph, before it")
         if row.sigmoid_for:

@@ -71,7 +71,7 @@ def configure(trt: Trt, builder_config: Any, network: Any, source: Rewritten, sy
     if source.low and not constrain(trt, network):
         raise EngineError(
             f"TensorRT {trt.version} kept no node name of the graph, so that it cannot be told what must stay FP32; build with "
-            "--precision fp32"
+            "`precision=fp32`"
         )
     sources = module.TacticSource.__members__
     builder_config.set_tactic_sources(sum(1 << int(source) for name, source in sources.items() if name not in _NO_TACTICS))

@@ -75,7 +75,7 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         detects = any(tensor.name == PIXEL_VALUES for tensor in inputs)
         notes = _notes(source, OP_TYPE in plugins and detects)
         if config.return_selections and detects and not source.changes.get(SELECTIONS_RETURNED):
-            notes.append("--return-selections has no effect: the model selects no queries by their scores")
+            notes.append("`return_selections` has no effect: the model selects no queries by their scores")
         profile = plan_profile(inputs, config, spec)
         layer_types = _layer_types(network)
         _check_capability(sms, layer_types, source.low, source.quantized)
@@ -114,8 +114,8 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
             if wrong := weak.plugins_in_fp16(inspected):
                 raise EngineError(
                     f"TensorRT {trt.version} runs the plugin of '{wrong[0]}' in FP16 though it was told FP32, which moves the samples of "
-                    "deformable attention; build with --keep-gathers, or give detrt's plugin with --plugin. A graph that was exported with "
-                    "--msda nvidia-plugin must be exported with --msda gather for that"
+                    "deformable attention; build with `keep_gathers`, or give detrt's plugin with `plugins`. A graph that was exported with "
+                    "`msda=nvidia-plugin` must be exported with `msda=gather` for that"
                 )
     warnings += explain.alike_once([text for text in messages.warnings if "Int64 binding" not in text])
     activation_bytes = explain.activation_bytes(messages.of("INFO"))
@@ -170,13 +170,13 @@ def _notes(source: Rewritten, own_plugin: bool = False) -> list[str]:
     notes = [f"{count} deformable attentions run in {reasons[how]}" for how, count in counts.items() if count]
     if source.plugin_is_faster:
         notes.append(
-            "deformable attention of the encoder runs as gathers; detrt's plugin is faster there: give it with --plugin "
+            "deformable attention of the encoder runs as gathers; detrt's plugin is faster there: give it with `plugins` "
             "(docs/guide/plugin.md)"
         )
     if own_plugin and not named_in(source.path, (OP_TYPE,)):
         notes.append(
             "no layer uses detrt's plugin that was given: by itself it takes the place of gathers in encoders of one image size only, where "
-            "it is faster; export with --msda plugin to use it everywhere"
+            "it is faster; export with `msda=plugin` to use it everywhere"
         )
     return notes
 
@@ -310,7 +310,7 @@ def _check_capability(sms: tuple[int, ...], layer_types: dict[str, int], low: bo
         if lacking := [sm for sm in sms if sm < kind.min_compute_capability]:
             raise EngineError(
                 f"the graph computes in {kind}, which compute capability {', '.join(map(str, lacking))} does not have (it needs "
-                f"{kind.min_compute_capability} or newer); build the bundle with --precision fp16 or fp32"
+                f"{kind.min_compute_capability} or newer); build the bundle with `precision=fp16` or fp32"
             )
 
 

@@ -59,7 +59,7 @@ class RayRunner:
             import ray
             import ray.data
         except ImportError:
-            raise MissingPackageError("ray", "ray", "--cluster ray") from None
+            raise MissingPackageError("ray", "ray", "`cluster=ray`") from None
         self._ray = ray
         self._config = config
         self._start()
@@ -71,7 +71,7 @@ class RayRunner:
             if not self.workers:
                 raise SessionError(
                     f"the cluster has {total.get('CPU', 0):g} CPUs and {total.get('GPU', 0):g} GPUs, too few for one worker of "
-                    f"{config.cpus:g} CPUs and {gpus:g} GPUs; change --cpus-per-actor or --gpus-per-actor"
+                    f"{config.cpus:g} CPUs and {gpus:g} GPUs; change `cpus_per_actor` or `gpus_per_actor`"
                 )
             session = dict(job.session)
             if not gpus and session.get("threads") is None:

@@ -77,7 +77,7 @@ def _refs(name: str) -> Iterator[ImageRef]:
         for source in expand_inputs([name]):
             if source.kind == "video":
                 raise ImageError(
-                    f"'{source.path}' is a video; --cluster takes images. Use detrt detect without --cluster for videos"
+                    f"'{source.path}' is a video; `cluster` takes images. Use detrt detect without `cluster` for videos"
                 )
             yield ImageRef(str(source.path), os.path.abspath(source.path))
 

@@ -46,14 +46,14 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
-            raise SpecError(f"--actors must be at least 1; got {self.workers}")
+            raise SpecError(f"`actors` must be at least 1; got {self.workers}")
         if not 1 <= self.shard <= 1_000_000:
-            raise SpecError(f"--shard must be from 1 to 1000000 images; got {self.shard}")
+            raise SpecError(f"`shard` must be from 1 to 1000000 images; got {self.shard}")
         if not 0 < self.cpus <= 1024:
-            raise SpecError(f"--cpus-per-actor must be above 0 and at most 1024; got {self.cpus}")
+            raise SpecError(f"`cpus_per_actor` must be above 0 and at most 1024; got {self.cpus}")
         gpus = self.gpus
         if gpus is not None and not (0 <= gpus <= 1 or gpus == 1.0):
-            raise SpecError(f"--gpus-per-actor must be from 0 to 1, e.g. 0.5 for two workers a GPU; got {gpus}")
+            raise SpecError(f"`gpus_per_actor` must be from 0 to 1, e.g. 0.5 for two workers a GPU; got {gpus}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ def run_job(
         names_of = ", ".join(ref.image for ref in lost[0].refs[:3])
         raise SessionError(
             f"{sum(len(shard.refs) for shard in lost)} of {len(refs)} images are not done: their workers died each time, e.g. of "
-            f"{names_of} ...; more memory for a worker (--cpus-per-actor, --batch 1) may help. All others are done; the same "
+            f"{names_of} ...; more memory for a worker (`cpus_per_actor`, `batch=1`) may help. All others are done; the same "
             "command goes on from there"
         )
     if config.merge:
@@ -207,18 +207,18 @@ def _read_spec(folder: ResultFolder, run: Run) -> ModelSpec | None:
     raw = folder.read(RUN)
     if raw is None:
         if folder.names(PARTS):
-            raise OutputError(f"'{folder.name}' has results of an unknown run ({RUN} is missing); give another --output")
+            raise OutputError(f"'{folder.name}' has results of an unknown run ({RUN} is missing); give another `output`")
         return None
     try:
         data = files.parse_json(raw)
         spec = ModelSpec.from_dict(data.pop("spec"))
     except (ValueError, KeyError, AttributeError, SpecError) as error:
-        raise OutputError(f"'{folder.name}/{RUN}' is damaged ({error!r}); give another --output") from None
+        raise OutputError(f"'{folder.name}/{RUN}' is damaged ({error!r}); give another `output`") from None
     wanted = json.loads(_json(asdict(run)))
     other = [key for key in wanted if data.get(key) != wanted[key]]
     if other:
         shown = "; ".join(f"{key} {one_line(repr(data.get(key)), 60)}, now {one_line(repr(wanted[key]), 60)}" for key in other)
-        raise OutputError(f"'{folder.name}' holds another run ({shown}); give another --output, or delete it")
+        raise OutputError(f"'{folder.name}' holds another run ({shown}); give another `output`, or delete it")
     return spec
 
 
@@ -284,7 +284,7 @@ def _read_part(folder: ResultFolder, shard: Shard) -> bytes:
     data = folder.read(part_name(shard.number))
     if data is None:
         raise OutputError(
-            f"'{folder.name}' lacks {part_name(shard.number)}, which a worker has written; on a cluster --output must be an "
+            f"'{folder.name}' lacks {part_name(shard.number)}, which a worker has written; on a cluster `output` must be an "
             "address such as s3://bucket/run1, or a folder that all machines share"
         )
     return data

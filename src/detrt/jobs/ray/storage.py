@@ -157,7 +157,7 @@ class ResultFolder:
         """Check before the work that files can be written. Raises OutputError."""
         if self.local:
             if self.local.is_file():
-                raise OutputError(f"--output '{self.name}' is a file; give a folder")
+                raise OutputError(f"`output='{self.name}'` is a file; give a folder")
             files.check_place(self.local / "run.json")
 
     @contextlib.contextmanager

@@ -88,7 +88,7 @@ class _Instances:
         """pixel_values (b, 3, h, w), normalised; pixel_mask (b, h, w), 1 for the image."""
         side = self.config.image_size
         if (int(pixel_values.shape[2]), int(pixel_values.shape[3])) != (side, side):
-            raise ExportError(f"EoMT takes {side}x{side} only, the size of its position table; leave --size out")
+            raise ExportError(f"EoMT takes {side}x{side} only, the size of its position table; leave `size` out")
         if pixel_mask is None:
             image = torch.ones_like(pixel_values[:, :1])
         else:

@@ -50,7 +50,7 @@ class OwlPatches(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         if (int(pixels.shape[2]), int(pixels.shape[3])) != (self.side, self.side):
-            raise ExportError(f"this model takes {self.side}x{self.side} only, the size of its position table; leave --size out")
+            raise ExportError(f"this model takes {self.side}x{self.side} only, the size of its position table; leave `size` out")
         vision: Any = self.vision
         with inside(vision):
             x = vision.pre_layernorm(vision.embeddings(pixels))

@@ -49,11 +49,11 @@ class Assumed:
         """Queries that are selected, of a model whose tensors do not depend on their number."""
         if self._queries is not None:
             if self._queries < 1:
-                raise SourceError(f"--queries must be at least 1; got {self._queries}")
+                raise SourceError(f"`queries` must be at least 1; got {self._queries}")
             self._said.append(f"{self._queries} queries as stated (published: {published})")
             return self._queries
         if (value := self._told(keys)) is None:
-            self.own(f"{published} queries", "--queries")
+            self.own(f"{published} queries", "`queries`")
             return published
         return int(self._checked("queries", str(value), "an integer from 1", r"[1-9]\d{0,6}", "in its settings"))
 
@@ -76,21 +76,21 @@ class Assumed:
             if name not in self._asked:
                 takes = ", ".join(self._asked)
                 hint = f"of this file no tensor tells: {takes}" if takes else "its tensors tell all; leave it out"
-                raise SourceError(f"--assume {name}={value}: '{self.ref}' has no such fact; {hint}")
+                raise SourceError(f"`assume={name}={value}`: '{self.ref}' has no such fact; {hint}")
 
     def notes(self) -> list[str]:
         """What was stated, and what was assumed, with the options that change it."""
         parts = [*self._own]
         if self._published:
             named = ", ".join(f"{name}={value}" for name, value in self._published.items())
-            parts.append(f"{named} (--assume NAME=VALUE)")
+            parts.append(f"{named} (`assume=NAME=VALUE`)")
         line = [f"assumed as published, no tensor tells: {', '.join(parts)}"] if parts else []
         return [*self._said, *line]
 
     def _take(self, name: str, published: str, kind: str, pattern: str, keys: Sequence[str]) -> str:
         self._asked.append(name)
         if name in self.stated:
-            value = self._checked(name, self.stated[name], kind, pattern, f"by --assume {name}={self.stated[name]}")
+            value = self._checked(name, self.stated[name], kind, pattern, f"by `assume={name}={self.stated[name]}`")
             self._said.append(f"{name} {value} as stated (published: {published})")
             return value
         if (told := self._told(keys)) is not None:
@@ -130,9 +130,9 @@ def parse_assumed(text: str) -> dict[str, str]:
     for part in text.split(","):
         name, equals, value = (one.strip() for one in part.partition("="))
         if not equals or not name or not value:
-            raise SourceError(f"--assume must be comma-separated NAME=VALUE, such as heads=4,activation=gelu; got {text!r}")
+            raise SourceError(f"`assume` must be comma-separated NAME=VALUE, such as heads=4,activation=gelu; got {text!r}")
         if name in found:
-            raise SourceError(f"--assume gives {name!r} twice: {text!r}")
+            raise SourceError(f"`assume` gives {name!r} twice: {text!r}")
         found[name] = value
     return found
 

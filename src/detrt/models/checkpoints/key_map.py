@@ -169,7 +169,7 @@ def fit(
     if problems:
         raise SourceError(
             f"'{ref}' does not fit {report.format} of {report.sizes()}: {'; '.join(problems)}. The file is incomplete or of "
-            "another model; name the right one with --family"
+            "another model; name the right one with `family`"
         )
     _untie(module, groups, renamed)
     module.load_state_dict({name: tensor.to(wanted[name].dtype) for name, tensor in renamed.items()}, strict=False)

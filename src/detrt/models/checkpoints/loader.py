@@ -72,8 +72,8 @@ def load(
     told = recognise(state)
     if told is not None and formats()[told][1].recognise is not format_.recognise:
         raise SourceError(
-            f"'{ref}' has the keys of {formats()[told][1].titles[0]}, not of {format_.titles[0]}: it is another family; leave --family "
-            f"out or give --family {told}"
+            f"'{ref}' has the keys of {formats()[told][1].titles[0]}, not of {format_.titles[0]}: it is another family; leave `family` "
+            f"out or give `family={told}`"
         )
     shapes = Shapes(state, ref)
     report = LoadReport(format=" or ".join(format_.titles))
@@ -88,7 +88,7 @@ def load(
         most = sum((height // stride) * (width // stride) for stride in settings["feat_strides"])
         if settings["num_queries"] > most:
             raise SourceError(
-                f"--queries must be from 1 to {most}, the positions of {height}x{width} pixels; got {settings['num_queries']}"
+                f"`queries` must be from 1 to {most}, the positions of {height}x{width} pixels; got {settings['num_queries']}"
             )
     dilated = bool(settings.pop("dilation", False))
     report.inferred = format_.facts(settings) if format_.facts is not None else _facts(settings, dilated)

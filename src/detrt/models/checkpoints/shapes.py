@@ -27,7 +27,7 @@ class Shapes:
         if key not in self.state:
             raise SourceError(
                 f"'{self.ref}' has no '{key}', which tells the size of the model; the file is incomplete or of "
-                "another family (name it with --family)"
+                "another family (name it with `family`)"
             )
         shape = self.state[key].shape
         if axis >= len(shape):
@@ -49,7 +49,7 @@ class Shapes:
         if rest or points < 1:
             raise SourceError(
                 f"'{self.ref}': '{key}' has {rows} rows, which {heads} heads times {levels} levels do not divide; state the heads that it "
-                "was trained with, e.g. --assume heads=4"
+                "was trained with, e.g. `assume=heads=4`"
             )
         return points
 

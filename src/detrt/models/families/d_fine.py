@@ -114,8 +114,8 @@ def recognise(keys: set[str]) -> str | None:
 def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport) -> dict[str, Any]:
     if f"{_DISTILLED}.0.weight" in shapes and variant != "rt_detr_v4":
         raise SourceError(
-            f"'{shapes.ref}' is an RT-DETRv4 (it has the key '{_DISTILLED}.0.weight'), not {variant}; leave --family out or give "
-            "--family rt_detr_v4"
+            f"'{shapes.ref}' is an RT-DETRv4 (it has the key '{_DISTILLED}.0.weight'), not {variant}; leave `family` out or give "
+            "`family=rt_detr_v4`"
         )
     silu = variant in ("deim", "rt_detr_v4")
     found = {**hybrid(shapes, assumed, decoder_activation="silu" if silu else "relu"), **refinement(shapes, assumed)}
@@ -220,7 +220,7 @@ FAMILIES = (
             replace(
                 FORMAT,
                 also="D-FINE, DEIM on D-FINE or RT-DETRv4: the keys are the same, and D-FINE computes another function (ReLU, "
-                "the others SiLU). Say which with --family d_fine, deim or rt_detr_v4",
+                "the others SiLU). Say which with `family=d_fine`, deim or rt_detr_v4",
             ),
             replace(FORMAT, name="d_fine_seg", titles=("ArgoHA D-FINE-seg",)),
             replace(FORMAT, name="deim", titles=("DEIM on D-FINE",), model=_deim),

@@ -81,7 +81,7 @@ def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport)
     layers = shapes.count("transformer.decoder.layers.#.")
     dilated = variant.endswith("-dc5") or bool(assumed.args.get("dilation"))
     if levels == 1 and not dilated and "dilation" not in assumed.args:
-        report.notes.append("stride 32 assumed: a DC5 file has the same keys and needs --family deformable_detr-dc5")
+        report.notes.append("stride 32 assumed: a DC5 file has the same keys and needs `family=deformable_detr-dc5`")
 
     queries = assumed.queries(300, "num_queries") if two_stage else shapes.size("query_embed.weight")
     return {

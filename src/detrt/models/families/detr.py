@@ -95,7 +95,7 @@ def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport)
     decoder = "transformer.decoder.layers."
     dilated = variant.endswith("-dc5") or bool(assumed.args.get("dilation"))
     if not dilated and "dilation" not in assumed.args:
-        report.notes.append("stride 32 assumed: a DC5 file has the same keys and needs --family detr-dc5")
+        report.notes.append("stride 32 assumed: a DC5 file has the same keys and needs `family=detr-dc5`")
     assumed.need("DETR", pre_norm=False)
     heads = assumed.number("heads", HEADS, "nheads", divides=shapes.size("query_embed.weight", 1))
     found = {

@@ -164,7 +164,7 @@ def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport)
         title = {"dino": "DINO", "co_dino": "Co-DINO"}[variant]
         raise SourceError(
             f"'{shapes.ref}' lacks keys that tell a {title} checkpoint (such as {' and '.join(MARKS[variant])}); the file is "
-            "incomplete or of another family: leave --family out"
+            "incomplete or of another family: leave `family` out"
         )
     report.format = {"dino": "IDEA-Research DINO", "dino-mmdet": "mmdetection DINO"}.get(layout, report.format)
     prefix = {"dino": "transformer.", "dino-mmdet": "", "co_dino": "query_head.transformer."}[layout]

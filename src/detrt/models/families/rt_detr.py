@@ -184,7 +184,7 @@ def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport)
         found = "one" if three else "none"
         raise SourceError(
             f"'{shapes.ref}': DEIM on RT-DETRv2 has a third layer in 'decoder.query_pos_head' and RT-DETR has none; this file "
-            f"has {found}: it is of another family, leave --family out"
+            f"has {found}: it is of another family, leave `family` out"
         )
     found = hybrid(shapes, assumed, decoder_activation="silu" if three else "relu")
     found["family"] = trained_size(shapes, found["feat_strides"])
@@ -206,9 +206,9 @@ def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport)
         raise SourceError(f"'{shapes.ref}' has {sorted(each)} points on different levels; transformers' RT-DETRv2 has one number")
     if not three:
         report.notes.append(
-            "discrete sampling (--family rt_detr_v2-discrete)"
+            "discrete sampling (`family=rt_detr_v2-discrete`)"
             if variant.endswith("discrete")
-            else "bilinear sampling: a 'dsp' file has the same keys and needs --family rt_detr_v2-discrete"
+            else "bilinear sampling: a 'dsp' file has the same keys and needs `family=rt_detr_v2-discrete`"
         )
     method = "discrete" if variant.endswith("discrete") else assumed.choice("sampling", *SAMPLING)
     return {
@@ -253,9 +253,9 @@ def hybrid(
             "detrt runs the default selection; export it to ONNX with the authors' code, and build from that file"
         )
     if "decoder.anchors" not in shapes:
-        assumed.own("size 640x640", "--size")
+        assumed.own("size 640x640", "`size`")
     count = assumed.queries(queries)
-    assumed.own("the result of the last decoder layer that is read", "--decoder-layers")
+    assumed.own("the result of the last decoder layer that is read", "`decoder_layers`")
     assumed.choice("query_selection", "default", ("default",))
     encoder = {}
     if layers:
