@@ -11,7 +11,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypedDict, overload
 
 import numpy as np
@@ -25,14 +25,15 @@ from .data.live import LiveSource
 from .data.postprocess import DetectionFilter, check_threshold
 from .data.prefetch import Prefetcher, ReadImage
 from .data.preprocess import BatchPlan, SizeHW, check_size, plan_batches, preprocess, size_words
-from .data.raw_image import LoadedImage
+from .data.raw_image import LoadedImage, RawImage
 from .data.result import ImageDetections
 from .data.streams import LiveStreams
+from .data.tiles import Tiling, make_tiling, merge
 from .data.track import Tracker
 from .detections import Detections
 from .errors import ImageError, PromptError, SessionError, SpecError
 from .models.load import LoadChanges, LoadOptions, check_changes, takes_load_options
-from .spec import ModelSpec
+from .spec import ORDER_LOGITS, ModelSpec, extra_outputs
 from .system import IMAGE_DECODERS, usable_cores
 from .text.postprocess import TEXT_THRESHOLD
 from .text.prompts import ImageQueries, Prompt
@@ -52,6 +53,7 @@ class CallOptions(TypedDict, total=False):
 
     threshold: lowest score that is reported, 0 to 1. class_thresholds: name or id of a class -> its threshold, instead of `threshold`.
     classes: names or ids to report. max_detections: most detections of an image. prompt: what to find in all images.
+    tile, overlap: see `Detector`.
     """
 
     threshold: float | None
@@ -59,6 +61,8 @@ class CallOptions(TypedDict, total=False):
     classes: Sequence[str | int] | None
     max_detections: int | None
     prompt: Prompts | None
+    tile: SizeHW | int | None
+    overlap: float | None
 
 
 # Keywords of a call in other libraries -> what to type here.
@@ -132,6 +136,17 @@ class PendingDetections:
         return [results[index] for index in range(len(results))]
 
 
+@dataclass(frozen=True)
+class FoundInTiles:
+    """Detections of images that were detected in tiles; those of `PendingDetections` come later."""
+
+    found: list[Detections]
+
+    def result(self) -> list[Detections]:
+        """One for each image, in order."""
+        return self.found
+
+
 P = ParamSpec("P")
 
 
@@ -159,6 +174,9 @@ class Detector:
         classes: names or ids to report; None: all.
         class_thresholds: name or id of a class -> its threshold, instead of `threshold`.
         max_detections: most detections of an image; None: no limit.
+        tile: detect in tiles of (height, width) pixels of the image and in the whole image, and join the detections
+            (docs/guide/detect.md#large-photographs); None: in the whole image alone.
+        overlap: part of a tile's side that neighbours share, 0 to 0.9; None: 0.2.
         resize_threads: threads that resize the images of a batch; more than one pays where the model runs on a GPU.
         on_device: resize and select candidates on the GPU where the session can; the detections are the same.
         image_decoder: "cpu", or "gpu": JPEG files, whose pixels then differ a little, and videos are decoded by the GPU that
@@ -200,6 +218,8 @@ class Detector:
         classes: Sequence[str | int] | None = None,
         class_thresholds: Mapping[str | int, float] | None = None,
         max_detections: int | None = None,
+        tile: SizeHW | int | None = None,
+        overlap: float | None = None,
         resize_threads: int = 1,
         on_device: bool = True,
         image_decoder: str = "cpu",
@@ -223,7 +243,7 @@ class Detector:
         check_model(model, sessions=True)
         batch_size, max_detections = check_integer(batch_size, "batch_size"), check_integer(max_detections, "max_detections")
         resize_threads = check_integer(resize_threads, "resize_threads") or 1
-        size_hw = pixel_size(size, "size")
+        size_hw, tiling = pixel_size(size, "size"), make_tiling(tile, overlap)
         check_image_decoder(image_decoder)
         if color not in COLORS:
             raise ValueError(f"color must be one of {', '.join(COLORS)}; got {color!r}")
@@ -262,6 +282,7 @@ class Detector:
             raise
         self.threshold = threshold
         self.max_detections = max_detections
+        self.tiling = tiling
         if note := more_than_given(max_detections, self.spec):
             warnings.warn(f"max_detections {note}", stacklevel=2)
         self._color = color
@@ -443,7 +464,7 @@ class Detector:
             self.check_prompt()
         given = None if prompts is None else iter(prompts)
         tracker = Tracker() if track else None
-        waiting: deque[tuple[PendingDetections | None, list[ReadImage]]] = deque()
+        waiting: deque[tuple[PendingDetections | FoundInTiles | None, list[ReadImage]]] = deque()
         ahead = 0 if isinstance(media, LiveSource) else self.ahead
         with contextlib.closing(self._read(images, media, check_integer(every, "every") or 1, track)) as batches:
             for read in batches:
@@ -542,8 +563,10 @@ class Detector:
         class_thresholds: Mapping[str | int, float] | None = None,
         classes: Sequence[str | int] | None = None,
         max_detections: int | None = None,
+        tile: SizeHW | int | None = None,
+        overlap: float | None = None,
         before_run: Callable[[], None] | None = None,
-    ) -> PendingDetections:
+    ) -> PendingDetections | FoundInTiles:
         """Begin with at most `batch_size` images; the detections are in the `result` of what is returned.
 
         Where a GPU prepares the images, or a session works on several batches, that goes on meanwhile; otherwise the model has run
@@ -552,7 +575,8 @@ class Detector:
         Args:
             images: arrays (H, W, 3) uint8 RGB, or raw images.
             prompts: see `__call__`.
-            threshold, class_thresholds, classes, max_detections: see `CallOptions`.
+            threshold, class_thresholds, classes, max_detections, tile, overlap: see `CallOptions`. With tiles the model has run when this
+                returns.
             before_run: called before each run of the model; what it raises ends the work.
 
         Raises:
@@ -566,6 +590,51 @@ class Detector:
         check_threshold(threshold)
         if prompts is None:
             self.check_prompt()
+        keep = DetectionFilter(threshold, class_ids, max_detections or self.max_detections, own)
+        tiling = make_tiling(tile, overlap) if tile is not None or overlap is not None else self.tiling
+        if tiling is not None:
+            return self._submit_tiles(images, prompts, tiling, keep, before_run)
+        return self._submit(images, prompts, keep, before_run)
+
+    def _submit_tiles(
+        self,
+        images: Sequence[LoadedImage],
+        prompts: Sequence[Prompts] | None,
+        tiling: Tiling,
+        keep: DetectionFilter,
+        before_run: Callable[[], None] | None,
+    ) -> FoundInTiles:
+        """Detect in the tiles of images, in batches that tiles of several images share."""
+        if ORDER_LOGITS in extra_outputs(self.spec):
+            raise SessionError("this model reads a page as a whole, and tiles have no reading order; leave the tiles out")
+        pixels = [image.rgb() if isinstance(image, RawImage) else image for image in images]
+        windows = [tiling.windows((image.shape[0], image.shape[1])) for image in pixels]
+        work = [(index, window) for index, some in enumerate(windows) for window in some]
+        found: list[Detections] = []
+        waiting: deque[PendingDetections] = deque()
+        for first in range(0, len(work), self.batch_size):
+            some = work[first : first + self.batch_size]
+            parts = [pixels[index][y0:y1, x0:x1] for index, (y0, x0, y1, x1) in some]
+            mine = None if prompts is None else [prompts[index] for index, _ in some]
+            waiting.append(self._submit(parts, mine, replace(keep, max_detections=None), before_run))
+            if len(waiting) > self.ahead:
+                found += waiting.popleft().result()
+        for pending in waiting:
+            found += pending.result()
+        rest = iter(found)
+        results = []
+        for image, own in zip(pixels, windows, strict=True):
+            shown = [(window, next(rest)) for window in own]
+            results.append(merge(shown, tiling, (image.shape[0], image.shape[1]))[: keep.max_detections])
+        return FoundInTiles(results)
+
+    def _submit(
+        self,
+        images: Sequence[LoadedImage],
+        prompts: Sequence[Prompts] | None,
+        keep: DetectionFilter,
+        before_run: Callable[[], None] | None,
+    ) -> PendingDetections:
         plans = plan_batches(
             [(image.shape[0], image.shape[1]) for image in images],
             self.spec.input,
@@ -588,7 +657,7 @@ class Detector:
             feeds = preprocess(batch, session.spec, plan=plan, pool=self._resizers).feeds
             run = session.start if session.info.parallel > 1 else session.run
             begun.append((plan, session, run(feeds)))
-        return PendingDetections(begun, DetectionFilter(threshold, class_ids, max_detections or self.max_detections, own))
+        return PendingDetections(begun, keep)
 
     def _split(self, group: list[int], prompts: Sequence[Prompts]) -> list[list[int]]:
         parts = prompt_groups(self.session, [prompts[index] for index in group], str(self._prompt_options["task"]))
@@ -631,7 +700,7 @@ _NO_GPU_DECODING = (
 
 
 def _in_place(
-    pending: PendingDetections | None, read: Sequence[ReadImage], tracker: Tracker | None
+    pending: PendingDetections | FoundInTiles | None, read: Sequence[ReadImage], tracker: Tracker | None
 ) -> Iterator[ImageDetections | ImageError]:
     """The detections of a batch, with the errors of images that cannot be read where those were."""
     found = iter(() if pending is None else pending.result())

@@ -72,13 +72,26 @@ class DetectorOptions:
     size: tuple[int, int] | None = field(
         default=None, metadata={"help": "Input size: 640 or HEIGHTxWIDTH.", "panel": "Size", "parse": parse_size}
     )
+    tile: tuple[int, int] | None = field(
+        default=None,
+        metadata={
+            "help": "Detect in tiles of this size, 640 or HEIGHTxWIDTH, and in the whole image.",
+            "panel": "Size",
+            "parse": parse_size,
+        },
+    )
+    overlap: float | None = field(
+        default=None, metadata={"help": "Part of a tile that neighbours share (0.2).", "panel": "Size", "needs": {"tile": ()}}
+    )
     image_decoder: str = field(
         default="cpu", metadata={"help": "Decode JPEG files and videos on the cpu, or on the gpu that runs the model."}
     )
 
     def __post_init__(self) -> None:
+        from ..data.tiles import make_tiling
         from ..system import IMAGE_DECODERS
 
+        make_tiling(self.tile, self.overlap)
         for name, value in (("--threshold", self.threshold), ("--text-threshold", self.text_threshold)):
             if value is not None and not 0 <= value <= 1:
                 raise SpecError(f"{name} must be from 0 to 1; got {value}")
@@ -107,6 +120,8 @@ class DetectorOptions:
         }
         if self.class_thresholds:
             found["class_thresholds"] = dict(self.class_thresholds)
+        if self.tile is not None:
+            found |= {"tile": self.tile, "overlap": self.overlap}
         return found if self.image_decoder == "cpu" else {**found, "image_decoder": self.image_decoder}
 
 

@@ -13,6 +13,7 @@ from .. import files
 from ..backends.openvino.config import OpenVinoRun
 from ..errors import DetrtError
 from ..models.load import LoadOptions
+from ..spec import parse_size
 from ..system import IMAGE_DECODERS
 from .options import TEXT, Given, RunOptions, command
 
@@ -30,12 +31,26 @@ class EvalOptions:
 
     images: Path | None = field(default=None, metadata={"help": "Folder of the annotated images."})
     batch: int = field(default=4, metadata={"help": "Batch size.", "panel": "Size", "min": 1})
+    tile: tuple[int, int] | None = field(
+        default=None,
+        metadata={
+            "help": "Detect in tiles of this size, 640 or HEIGHTxWIDTH, and in the whole image.",
+            "panel": "Size",
+            "parse": parse_size,
+        },
+    )
+    overlap: float | None = field(
+        default=None, metadata={"help": "Part of a tile that neighbours share (0.2).", "panel": "Size", "needs": {"tile": ()}}
+    )
     resume: Path | None = field(default=None, metadata={"help": "Resume file, updated after every batch.", "writes": "file"})
     image_decoder: str = field(
         default="cpu", metadata={"help": "Decode JPEG files on the cpu, or on the gpu that runs the model."}
     )
 
     def __post_init__(self) -> None:
+        from ..data.tiles import make_tiling
+
+        make_tiling(self.tile, self.overlap)
         if self.image_decoder not in IMAGE_DECODERS:
             raise DetrtError(f"--image-decoder must be {' or '.join(IMAGE_DECODERS)}; got {self.image_decoder!r}")
 
@@ -114,7 +129,8 @@ def _run(
     assert options.images is not None
     more: dict[str, Any] = {}
     if len(run.device) > 1:
-        detector = {"threshold": 0.0, "batch_size": options.batch, "image_decoder": options.image_decoder}
+        detector: dict[str, Any] = {"threshold": 0.0, "batch_size": options.batch, "image_decoder": options.image_decoder}
+        detector |= {} if options.tile is None else {"tile": options.tile, "overlap": options.overlap}
         opening = {"backend": run.backend, **opening}
         categories = load_coco(ground_truth).categories
         session: Any = DevicePool(model, run.device, session=opening, detector=detector, categories=categories)
@@ -128,6 +144,8 @@ def _run(
             options.images,
             batch_size=options.batch,
             image_decoder=options.image_decoder,
+            tile=options.tile,
+            overlap=options.overlap,
             resume=options.resume,
             limit=limit,
             iou_type=iou_type,

@@ -18,6 +18,7 @@ from ..backends.base import Session
 from ..bundle import Bundle
 from ..data.coco import CocoDataset, Entry, check_masks, is_segmentation, load_coco
 from ..data.preprocess import SizeHW
+from ..data.tiles import make_tiling
 from ..detections import Detections
 from ..detector import Detector
 from ..errors import ImageError, MissingPackageError, SessionError
@@ -93,6 +94,8 @@ def evaluate_coco(
     limit: int | None = None,
     model: str = "",
     image_decoder: str = "cpu",
+    tile: SizeHW | int | None = None,
+    overlap: float | None = None,
     detect_batches: DetectBatches | None = None,
     progress: CountProgress | None = None,
     iou_type: str | None = None,
@@ -113,6 +116,7 @@ def evaluate_coco(
         limit: evaluate the first so many images.
         model: what the resume file is bound to; see `identity`.
         image_decoder: as `Detector` takes it; the resume file is bound to it as well, because the pixels differ.
+        tile, overlap: as `Detector` takes them; the resume file is bound to them.
         detect_batches: detects in lists of files, in order, instead of a `Detector` around the session, such as
             `DevicePool.detect_batches`, whose workers have chosen a decoder and bound the prompt.
         progress: called with (done, all) images.
@@ -137,13 +141,15 @@ def evaluate_coco(
     batches = [range(first, min(first + batch_size, len(ids))) for first in range(0, len(ids), batch_size)]
     detector = None
     if detect_batches is None:
-        detector = Detector(session, threshold=0.0, batch_size=batch_size, size=size, image_decoder=image_decoder)  # type: ignore[arg-type]
+        options: dict[str, Any] = {"size": size, "image_decoder": image_decoder, "tile": tile, "overlap": overlap}
+        detector = Detector(session, threshold=0.0, batch_size=batch_size, **options)  # type: ignore[arg-type]
     by_image: dict[Any, list[Row]] = {}
     with contextlib.ExitStack() as stack:
         state = None
         if resume is not None:
-            about = {"model": model, "ground_truth": files.sha256_of(Path(coco_json)), "batch": batch_size}
-            state = stack.enter_context(ResumeFile(Path(resume), {**about, "limit": limit, "decode": image_decoder}))
+            about: dict[str, Any] = {"model": model, "ground_truth": files.sha256_of(Path(coco_json)), "batch": batch_size}
+            about |= {"limit": limit, "decode": image_decoder, "tile": str(make_tiling(tile, overlap) or "")}
+            state = stack.enter_context(ResumeFile(Path(resume), about))
         done = {} if state is None else state.done
         missing = [[paths[i] for i in batch] for batch in batches if not all(ids[i] in done for i in batch)]
         detected = map(detector, missing) if detector is not None else detect_batches(missing)  # type: ignore[misc]

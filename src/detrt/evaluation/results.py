@@ -52,7 +52,7 @@ class ResumeFile(AbstractContextManager):
         lines = _complete_lines(self.path)
         if not lines or not isinstance(lines[0], dict) or "detrt_eval" not in lines[0]:
             raise OutputError(f"'{self.path}' is not a state file of detrt eval; give another `resume=FILE`")
-        before = {"decode": "cpu", **lines[0]}  # older files do not name the decoder
+        before = {"decode": "cpu", "tile": "", **lines[0]}  # older files do not name the decoder, and were made without tiles
         other = [f"{key} {before.get(key)!r}, now {value!r}" for key, value in header.items() if before.get(key) != value]
         if other:
             raise OutputError(

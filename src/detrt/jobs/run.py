@@ -18,7 +18,7 @@ from ..data.prefetch import Begun, MediaInput, Prefetcher, ReadImage
 from ..data.raw_image import LoadedImage
 from ..data.sinks import Record
 from ..detections import Detections
-from ..detector import MAX_DECODERS, MAX_READERS, Detector, PendingDetections
+from ..detector import MAX_DECODERS, MAX_READERS, Detector, FoundInTiles, PendingDetections
 from ..errors import ImageError, SessionError
 from ..system import CPU, usable_cores
 
@@ -68,7 +68,7 @@ def detect_inputs(
             ahead = 2 * detector.batch_size + (0 if detector.session.info.device == CPU else threads)
         items = prefetcher.items(inputs, every=every, ahead=ahead, planar=detector.planar)
         stack.callback(items.close)  # type: ignore[attr-defined]  # it is a generator
-        submitted: deque[tuple[list[ReadImage], PendingDetections | SessionError]] = deque()
+        submitted: deque[tuple[list[ReadImage], PendingDetections | FoundInTiles | SessionError]] = deque()
         refused: set[Any] = set()  # videos with frames that fail: they are named once
         while True:
             if some := list(itertools.islice(items, detector.batch_size)):
@@ -89,7 +89,7 @@ def detect_inputs(
                     yield ImageFailure(item.input, result)
 
 
-def _begin(detector: Detector, items: Sequence[ReadImage]) -> PendingDetections | SessionError:
+def _begin(detector: Detector, items: Sequence[ReadImage]) -> PendingDetections | FoundInTiles | SessionError:
     """The detections of images, or the error of the model."""
     try:
         return detector.submit([item.image for item in items])  # type: ignore[misc]  # they were read
@@ -98,7 +98,7 @@ def _begin(detector: Detector, items: Sequence[ReadImage]) -> PendingDetections 
 
 
 def _finish(
-    detector: Detector, items: Sequence[ReadImage], pending: PendingDetections | SessionError
+    detector: Detector, items: Sequence[ReadImage], pending: PendingDetections | FoundInTiles | SessionError
 ) -> list[Detections | ImageError]:
     """The detections of each image, or why the model fails on it. Raises SessionError where it fails on any image."""
     try:

@@ -1,0 +1,166 @@
+"""Tiles: windows, and detections that are joined over their edges, against objects that are known."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from large_scenes import compose, truth_of
+from runtime_cases import make_session, make_spec, red
+
+from detrt.data.tiles import Tiling, make_tiling, merge
+from detrt.detections import Detections, Masks, box_iou
+from detrt.detector import Detector
+from detrt.errors import ArgumentError
+
+
+@pytest.mark.parametrize("size_hw", [(480, 640), (640, 640), (700, 1300), (641, 2000), (3000, 4000), (50, 3000)])
+@pytest.mark.parametrize("overlap", [0, 0.2, 0.5])
+def test_windows_cover_the_image_and_share_what_was_asked(size_hw, overlap):
+    *tiles, whole = Tiling((640, 640), overlap).windows(size_hw)
+    assert whole == (0, 0, *size_hw)
+    seen = np.zeros(size_hw, int)
+    for y0, x0, y1, x1 in tiles:
+        seen[y0:y1, x0:x1] += 1
+        assert (y1 - y0, x1 - x0) == (min(640, size_hw[0]), min(640, size_hw[1]))
+    assert not tiles or seen.min() >= 1
+    starts = sorted({x0 for _, x0, _, _ in tiles})
+    assert all(b - a <= 640 * (1 - overlap) for a, b in itertools.pairwise(starts))
+
+
+def ideal(boxes, ids, window, masks=None):
+    """What a perfect detector finds in a window: what is visible of objects of which at least a tenth is there."""
+    y0, x0, y1, x1 = window
+    clipped = np.clip(boxes, [x0, y0, x0, y0], [x1, y1, x1, y1])
+    area = np.prod(boxes[:, 2:] - boxes[:, :2], 1)
+    seen = np.flatnonzero(np.prod(clipped[:, 2:] - clipped[:, :2], 1) >= 0.1 * area)
+    inside = None if masks is None else Masks.from_array(masks[seen, y0:y1, x0:x1])
+    scores = 0.6 + 0.3 * np.random.default_rng(len(seen) + x0).random(len(seen))
+    labels = tuple(str(ids[i]) for i in seen)
+    return Detections(clipped[seen] - [x0, y0, x0, y0], scores, ids[seen], labels, (y1 - y0, x1 - x0), masks=inside)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_perfect_detector_stays_one(seed):
+    """Objects of all sizes, also larger than a tile, come out once each, with their boxes and masks."""
+    rng = np.random.default_rng(seed)
+    size_hw, tiling = (400, 560), Tiling((160, 160), 0.25)
+    boxes: list[np.ndarray] = []
+    while len(boxes) < 12:
+        w, h = rng.integers(8, 240 if len(boxes) < 2 else 60, 2)
+        x, y = rng.integers(0, size_hw[1] - w), rng.integers(0, size_hw[0] - h)
+        one = np.array([x, y, x + w, y + h], float)
+        if not boxes or box_iou(one[None], np.array(boxes)).max() == 0:
+            boxes.append(one)
+    known, ids = np.array(boxes), rng.integers(0, 3, len(boxes))
+    masks = np.zeros((len(boxes), *size_hw), bool)
+    for mask, (x0, y0, x1, y1) in zip(masks, known.astype(int), strict=True):
+        mask[y0:y1, x0:x1] = True
+    parts = [(window, ideal(known, ids, window, masks)) for window in tiling.windows(size_hw)]
+    found = merge(parts, tiling, size_hw)
+    order, mine = np.lexsort(known.T), np.lexsort(found.boxes_xyxy.T)
+    assert found.boxes_xyxy[mine].tolist() == known[order].tolist() and found.class_ids[mine].tolist() == ids[order].tolist()
+    assert found.image_size_hw == size_hw and found.masks == Masks.from_array(masks[order][np.argsort(mine)])
+    assert (np.diff(found.scores) <= 0).all()
+
+
+def test_pieces_become_one_where_the_whole_image_shows_nothing():
+    """An object longer than a tile, of which two tiles have pieces."""
+    tiling, size_hw = Tiling((100, 100), 0.4), (100, 160)
+    known = np.array([[10.0, 20, 150, 60]])
+    mask = np.zeros((1, 100, 160), bool)
+    mask[0, 20:60, 10:150] = True
+    *windows, whole = tiling.windows(size_hw)
+    parts = [(window, ideal(known, np.array([1]), window, mask)) for window in windows]
+    none = ideal(known[:0], np.zeros(0, int), whole, mask[:0])
+    found = merge([*parts, (whole, none)], tiling, size_hw)
+    assert found.boxes_xyxy.tolist() == known.tolist() and np.array_equal(found.masks.to_array(), mask)
+
+
+def test_a_mask_of_full_height():
+    tiling, size_hw = Tiling((100, 100), 0.4), (100, 160)
+    mask = np.zeros((1, 100, 160), bool)
+    mask[0, :, 10:150] = True
+    known = np.array([[10.0, 0, 150, 100]])
+    found = merge([(w, ideal(known, np.array([0]), w, mask)) for w in tiling.windows(size_hw)], tiling, size_hw)
+    assert found.masks == Masks.from_array(mask)
+
+
+def test_neighbours_in_one_tile_stay():
+    """Two objects of a class that overlap are no duplicates where one tile shows both."""
+    tiling, size_hw = Tiling((100, 100), 0.4), (100, 160)
+    known = np.array([[62.0, 20, 92, 60], [68, 20, 98, 60]])
+    found = merge([(w, ideal(known, np.array([1, 1]), w)) for w in tiling.windows(size_hw)], tiling, size_hw)
+    assert sorted(found.boxes_xyxy.tolist()) == known.tolist()
+
+
+def test_batches_of_tiles_and_one_that_fits():
+    log = []
+    detector = Detector(make_session(make_spec(), log=log), threshold=0.2, batch_size=4, tile=40, overlap=0.0)
+    small = detector(red(40, 40, 200))
+    assert [shape[0] for shape in log] == [1] and len(small) == 1
+    log.clear()
+    detector([red(80, 80, 200), red(40, 80, 200)])
+    assert [shape[0] for shape in log] == [4, 4]  # 4 + 1 and 2 + 1 windows, in batches of both images
+    log.clear()
+    plain = Detector(make_session(make_spec(), log=log), threshold=0.2)
+    assert len(plain(red(80, 80, 200), tile="40x80", overlap=0, max_detections=1)) == 1 and len(log) == 3
+    assert plain(red(40, 40, 200)) == small
+
+
+@pytest.mark.parametrize(
+    ("tile", "overlap", "word"),
+    [
+        (0, None, "tile"),
+        (64, 1, "overlap"),
+        (64, -0.1, "overlap"),
+        (None, 0.2, "overlap"),
+        (64, "a", "overlap"),
+    ],
+)
+def test_what_is_no_tiling(tile, overlap, word):
+    with pytest.raises((ArgumentError, ValueError), match=word):
+        make_tiling(tile, overlap)
+
+
+def ap_and_duplicates(detector: Detector, count: int, size_hw: tuple[int, int], objects: int, rows: int, columns: int):
+    """(AP of tiles, AP of each scene alone, objects that were found twice)."""
+    from detrt.evaluation.coco import score_rows
+
+    scenes = [compose(seed, size_hw, objects, rows=rows, columns=columns) for seed in range(count)]
+    assert min(len(scene.class_ids) for scene in scenes) >= objects
+    truth = truth_of(scenes, Path("scenes"))
+    alone, tiled, twice = [], [], 0
+    for number, scene in enumerate(scenes, 1):
+        for y, x, _, (height, width) in scene.tiles:
+            found = replace(detector(scene.image[y : y + height, x : x + width]), masks=None)
+            alone += [
+                {**row, "bbox": [row["bbox"][0] + x, row["bbox"][1] + y, *row["bbox"][2:]]} for row in found.to_coco(number)
+            ]
+        found = detector(scene.image, tile=640, overlap=0.2)
+        tiled += replace(found, masks=None).to_coco(number)
+        sure = found[found.scores > 0.5]
+        same = np.equal.outer(scene.class_ids, sure.class_ids) & (box_iou(scene.boxes_xyxy, sure.boxes_xyxy) >= 0.5)
+        twice += int((same.sum(1) > 1).sum())
+    return score_rows(truth, tiled)[0]["AP"], score_rows(truth, alone)[0]["AP"], twice
+
+
+@pytest.fixture
+def shapes(exported):
+    pytest.importorskip("pycocotools", reason="needs the 'eval' extra")
+    with Detector(exported("embedded:shapes").path, threshold=0.02, batch_size=8, threads=1) as detector:
+        yield detector
+
+
+def test_a_large_scene(shapes):
+    tiled, alone, twice = ap_and_duplicates(shapes, 1, (1100, 1500), 12, 2, 2)
+    assert tiled >= 0.95 * alone > 0.8 and twice == 0
+
+
+@pytest.mark.slow
+def test_twenty_large_scenes(shapes):
+    tiled, alone, twice = ap_and_duplicates(shapes, 20, (3000, 4000), 60, 5, 6)
+    assert tiled >= 0.95 * alone > 0.8 and twice == 0
