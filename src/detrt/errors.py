@@ -116,7 +116,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "text": ("tokenizers",),
     "video": ("av",),
     "decode": ("nvidia",),
-    "eval": ("pycocotools",),
+    "eval": ("pycocotools", "yaml"),
     "bench": ("matplotlib",),
     "supervision": ("supervision",),
     "pandas": ("pandas",),

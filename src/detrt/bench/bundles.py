@@ -46,7 +46,7 @@ def measure_bundles(refs: Sequence[str], meter: Meter, progress: StageProgress) 
         raise DetrtError(
             f"`against` names one checkpoint for all models, or one for each of the {len(refs)}; got {len(config.against)}"
         )
-    if config.ground_truth is not None and config.images is not None:
+    if config.ground_truth is not None:
         from ..evaluation.coco import read_dataset
 
         read_dataset(config.ground_truth, config.images)
@@ -203,7 +203,7 @@ def _measure_reference(checkpoint: str, ref: str, meter: Meter, rows: list[Row])
 def _average_precision(session: Session, config: BenchConfig) -> float | None:
     from ..evaluation.coco import evaluate_coco
 
-    assert config.ground_truth is not None and config.images is not None
+    assert config.ground_truth is not None
     # A prompt of the user's own does not stand for the categories of a data set.
     model = unbound(session)
     size = config.size if model.info.text is None and session.spec.input.dynamic else None

@@ -45,7 +45,7 @@ class BenchConfig:
         prompt: with bundles that take one.
         against: with bundles: checkpoints that are timed in transformers as well, one for all bundles or one for each.
         compile: with `against`: also under torch.compile.
-        ground_truth, images: with bundles: a data set in COCO's format, for average precision.
+        ground_truth, images: with bundles: a data set as `load_dataset` takes it, for average precision; images of a COCO file.
         parts: with bundles: also the time by stage, module and kind of operator, and the fraction of the roofline.
         plot: with bundles: an SVG or PNG file with plots.
 
@@ -106,7 +106,8 @@ class BenchConfig:
 
     def _check_combinations(self) -> None:
         """Refuse what would have no effect."""
-        if (self.ground_truth is None) != (self.images is None):
+        alone = self.ground_truth is not None and self.ground_truth.suffix.lower() == ".json" and self.images is None
+        if alone or (self.ground_truth is None and self.images is not None):  # a COCO file does not say where its images lie
             raise DetrtError(
                 "average precision needs both `ground_truth` (a JSON file in COCO's format) and `images` (its folder)"
             )

@@ -29,7 +29,7 @@ class EvalOptions:
         DetrtError: an unknown decoder.
     """
 
-    images: Path | None = field(default=None, metadata={"help": "Folder of the annotated images."})
+    images: Path | None = field(default=None, metadata={"help": "Folder of the annotated images; YOLO and VOC have their own."})
     batch: int = field(default=4, metadata={"help": "Batch size.", "panel": "Size", "min": 1})
     tile: tuple[int, int] | None = field(
         default=None,
@@ -58,7 +58,9 @@ class EvalOptions:
 @command
 def evaluate(
     model: Annotated[str | None, typer.Argument(help="Bundle, .onnx, .engine or checkpoint; leave out with --results.")] = None,
-    ground_truth: Annotated[Path | None, typer.Option(help="Annotations in COCO's format.")] = None,
+    ground_truth: Annotated[
+        Path | None, typer.Option(help="Annotations: a COCO file, a YOLO data.yaml, a Pascal VOC folder.")
+    ] = None,
     results: Annotated[Path | None, typer.Option(help="Evaluate these saved results instead of running a model.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use the first so many images.")] = None,
     iou_type: Annotated[
@@ -81,14 +83,16 @@ def evaluate(
     if save is not None:
         files.check_place(save)
     if ground_truth is None:
-        raise DetrtError("detrt eval needs annotations; give --ground-truth FILE (COCO instances JSON)")
+        raise DetrtError(
+            "detrt eval needs annotations; give --ground-truth FILE (COCO JSON, YOLO data.yaml or a Pascal VOC folder)"
+        )
     if results is not None:
         given = ["MODEL"] * (model is not None) + [flag for group in (options, run, openvino, load) for flag, _ in group.flags()]
         if given:
             raise DetrtError(f"--results evaluates what was saved, without a model; leave out {' and '.join(given)}")
         report, name = evaluate_results(results, ground_truth, limit=limit, iou_type=iou_type), str(results)
     else:
-        if model is None or options.images is None:
+        if model is None:
             raise DetrtError("give MODEL and --images DIR, or --results FILE to evaluate saved results")
         opening = {**openvino.make().arguments(), **load.make().arguments()}
         report, name = _run(model, ground_truth, options.make(), run.make(), opening, limit, iou_type), model
@@ -120,19 +124,18 @@ def _run(
     iou_type: str | None,
 ) -> EvalReport:
     """Evaluate a model: in this process, or with several devices in one for each."""
-    from ..data.coco import load_coco
+    from ..data.datasets import load_dataset
     from ..evaluation.coco import evaluate_coco, identity
     from ..jobs.pool import DevicePool
     from . import show
     from .detect import open_model
 
-    assert options.images is not None
     more: dict[str, Any] = {}
     if len(run.device) > 1:
         detector: dict[str, Any] = {"threshold": 0.0, "batch_size": options.batch, "image_decoder": options.image_decoder}
         detector |= {} if options.tile is None else {"tile": options.tile, "overlap": options.overlap}
         opening = {"backend": run.backend, **opening}
-        categories = load_coco(ground_truth).categories
+        categories = load_dataset(ground_truth).categories
         session: Any = DevicePool(model, run.device, session=opening, detector=detector, categories=categories)
         more = {"detect_batches": session.detect_batches}
     else:

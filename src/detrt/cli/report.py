@@ -67,7 +67,7 @@ class ReportConfig:
         metadata={"help": "Input size: 640 or HEIGHTxWIDTH.", "panel": "Size", "parse": parse_size},
     )
     repeats: int = field(default=50, metadata={"help": "Timed runs."})
-    ground_truth: Path | None = field(default=None, metadata={"help": "Annotations in COCO's format; needs --images."})
+    ground_truth: Path | None = field(default=None, metadata={"help": "Annotations, as detrt eval takes them."})
     images: Path | None = field(default=None, metadata={"help": "With --ground-truth: the folder of its images."})
     calibration: Path | None = field(
         default=None, metadata={"help": "Calibration images, for int8 and the ranges of fp16.", "panel": "Precision"}

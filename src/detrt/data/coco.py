@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
 from collections import Counter
@@ -39,13 +41,22 @@ class CocoDataset:
     """The content of a COCO annotation file; see `load_coco`.
 
     images: entries with `id` and `file_name`. categories: entries with `id` and `name`. annotations: entries with `image_id`,
-    `category_id`, `bbox` ([x, y, width, height], pixels), `area` and `iscrowd`.
+    `category_id`, `bbox` ([x, y, width, height], pixels), `area` and `iscrowd`. folder: where the images lie, if the data set tells it.
     """
 
     path: Path
     images: Sequence[Entry]
     categories: Sequence[Entry]
     annotations: Sequence[Entry]
+    folder: Path | None = None
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the file, or of what was read of a data set of many files."""
+        if self.path.suffix == ".json":
+            return files.sha256_of(self.path)
+        content = json.dumps([self.images, self.categories, self.annotations])
+        return hashlib.sha256(content.encode()).hexdigest()
 
     def image_id(self, image: str | os.PathLike) -> ImageId:
         """The id of an image by its path.

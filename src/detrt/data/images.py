@@ -230,7 +230,7 @@ def _opened(file: object, name: str, max_pixels: int, formats: Sequence[str] = I
     try:
         with warnings.catch_warnings():
             _ignore_warnings()
-            image = Image.open(file, formats=_available(tuple(formats)))
+            image = Image.open(file, formats=available(tuple(formats)))
     except UnidentifiedImageError:
         raise ImageError(
             f"{name} is not an image in one of the formats {', '.join(formats)}, or it is damaged; save it as PNG or JPEG"
@@ -246,7 +246,7 @@ def _opened(file: object, name: str, max_pixels: int, formats: Sequence[str] = I
 
 
 @functools.cache
-def _available(formats: tuple[str, ...]) -> tuple[str, ...]:
+def available(formats: tuple[str, ...]) -> tuple[str, ...]:
     """Those that this Pillow and its plugins read: AVIF and HEIF may be missing."""
     Image.init()
     return tuple(name for name in formats if name in Image.OPEN)

@@ -16,7 +16,8 @@ import numpy as np
 from .. import files
 from ..backends.base import Session
 from ..bundle import Bundle
-from ..data.coco import CocoDataset, Entry, check_masks, is_segmentation, load_coco
+from ..data.coco import CocoDataset, Entry, check_masks, is_segmentation
+from ..data.datasets import load_dataset
 from ..data.preprocess import SizeHW
 from ..data.tiles import make_tiling
 from ..detections import Detections
@@ -86,7 +87,7 @@ class EvalReport:
 def evaluate_coco(
     session: Session | HasSpec,
     coco_json: Path | str,
-    images_dir: Path | str,
+    images_dir: Path | str | None = None,
     *,
     batch_size: int = 4,
     size: SizeHW | int | None = None,
@@ -107,8 +108,8 @@ def evaluate_coco(
 
     Args:
         session: the model; it stays open. With `detect_batches` only its spec is used.
-        coco_json: the annotations.
-        images_dir: folder of the images.
+        coco_json: the annotations, in COCO's form or another one of `load_dataset`.
+        images_dir: folder of the images; None: where the data set has them.
         batch_size: images that run together. A resumed run has the same batches, because the padding of an image may depend on
             its neighbours.
         size: (height, width) of the model's input; None: the model's own.
@@ -147,7 +148,7 @@ def evaluate_coco(
     with contextlib.ExitStack() as stack:
         state = None
         if resume is not None:
-            about: dict[str, Any] = {"model": model, "ground_truth": files.sha256_of(Path(coco_json)), "batch": batch_size}
+            about: dict[str, Any] = {"model": model, "ground_truth": dataset.digest, "batch": batch_size}
             about |= {"limit": limit, "decode": image_decoder, "tile": str(make_tiling(tile, overlap) or "")}
             state = stack.enter_context(ResumeFile(Path(resume), about))
         done = {} if state is None else state.done
@@ -184,7 +185,7 @@ def evaluate_results(
         MissingPackageError: pycocotools is not installed.
         ImageError: a file that is missing, damaged or of another form; entries of unknown images, or without masks for "segm".
     """
-    dataset = load_coco(coco_json).first(limit)
+    dataset = load_dataset(coco_json).first(limit)
     rows = read_results(Path(results))
     known = {image["id"] for image in dataset.images}
     if limit is not None:
@@ -237,7 +238,7 @@ def chosen_iou_type(wanted: str | None, masked: bool, why_not: str, dataset: Coc
 
 
 def read_dataset(
-    coco_json: str | os.PathLike, images_dir: str | os.PathLike, limit: int | None = None
+    coco_json: str | os.PathLike, images_dir: str | os.PathLike | None, limit: int | None = None
 ) -> tuple[CocoDataset, list[Path]]:
     """(data set, its image files). Everything that may be missing is checked here, before minutes of detection.
 
@@ -245,8 +246,11 @@ def read_dataset(
         MissingPackageError, ImageError: as `evaluate_coco`.
     """
     _pycocotools()
-    dataset = load_coco(coco_json).first(limit)
-    return dataset, dataset.files(images_dir)
+    dataset = load_dataset(coco_json).first(limit)
+    folder = images_dir if images_dir is not None else dataset.folder
+    if folder is None:
+        raise ImageError(f"'{os.fspath(coco_json)}' does not say where its images lie; give `images=DIR`")
+    return dataset, dataset.files(folder)
 
 
 def bind_categories(session: Session, categories: Iterable[Entry]) -> Session:

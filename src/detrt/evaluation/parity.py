@@ -15,7 +15,8 @@ from ..backends.base import Session
 from ..backends.open import kind_of, refuse_load_options
 from ..backends.prompted import model_spec
 from ..data.arguments import check_integer, check_kind, check_list, check_model, many_images
-from ..data.coco import CocoDataset, load_coco
+from ..data.coco import CocoDataset
+from ..data.datasets import load_dataset
 from ..data.images import ImageSource, load_image
 from ..data.matching import Gate, Pairing, gate_for, match_classes, match_pairs
 from ..data.postprocess import decode
@@ -104,7 +105,7 @@ def verify(
     if divergence not in DIVERGENCE:
         raise SessionError(f"divergence must be one of {', '.join(DIVERGENCE)}; got {divergence!r}")
     say = say or (lambda text: None)
-    annotations = None if ground_truth is None else load_coco(ground_truth)  # a damaged file is found before minutes of work
+    annotations = None if ground_truth is None else load_dataset(ground_truth)  # a damaged file is found before minutes of work
     with ExitStack() as stack:
         ref, cand = _open_sides(reference, candidate, stack, changed(load, changes), opening, (prompt, task))
         report = _begin(ref, cand, gate, gate_changes or {})

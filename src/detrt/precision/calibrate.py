@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from .. import files
 from ..backends.base import Feeds
 from ..backends.onnxruntime.session import OnnxSession, profiled_run
+from ..data.datasets import is_dataset, load_dataset
 from ..data.images import IMAGE_SUFFIXES, ImageSource, load_image
 from ..data.preprocess import preprocess
 from ..errors import GraphError, ImageError
@@ -91,7 +92,7 @@ class PromptedImages(Sequence[ImageSource]):
 
 
 def find_images(path: Path, limit: int) -> tuple[list[Path], Path | None]:
-    """(calibration images in name order, at most `limit`, evenly spread; the COCO file if `path` is one).
+    """(calibration images in name order, at most `limit`, evenly spread; the annotations if `path` is such a file or data set).
 
     The images of a COCO file are searched beside it, in `images/`, in the folder that the file is
     named after (instances_val2017.json: val2017/), also one level up.
@@ -99,6 +100,9 @@ def find_images(path: Path, limit: int) -> tuple[list[Path], Path | None]:
     Raises:
         ImageError: no images, or images of the COCO file are missing.
     """
+    if is_dataset(path):
+        dataset = load_dataset(path)
+        return _spread(dataset.files(dataset.folder or path.parent), limit), path
     if path.is_dir():
         results = sorted(p for p in path.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES)
         if not results:

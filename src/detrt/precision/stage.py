@@ -152,10 +152,11 @@ def _search(
     state = config.state or (extras / SEARCH_STATE if extras is not None else None)
     annotations = None
     if coco is not None:
-        from ..data.coco import load_coco
+        from ..data.datasets import load_dataset
 
-        names = [str(image["file_name"]) for image in load_coco(coco).images]
-        annotations = (coco, image_folder(coco, names))
+        dataset = load_dataset(coco)
+        names = [str(image["file_name"]) for image in dataset.images]
+        annotations = (coco, dataset.folder or image_folder(coco, names))
     with contextlib.ExitStack() as stack:
         prompted = stack.enter_context(open_prompted(path)) if spec.text is not None else None
         result = Search(model, spec, replace(config, state=state), images, calibration, annotations, progress, prompted).run()

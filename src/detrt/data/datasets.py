@@ -1,0 +1,233 @@
+"""Annotated data sets as they are: COCO, YOLO and Pascal VOC, recognised by what is there.
+
+    COCO        a JSON file, or a folder with exactly one such file whose name has "annotations" or "instances" in it
+    YOLO        `data.yaml`, or its folder: `names`, and images of `val`, else `test`, else `train`; labels lie in `labels/` where the
+                images lie in `images/`, else beside them. Boxes, or polygons
+    Pascal VOC  a folder of XML files, or the folder above `Annotations/` and `JPEGImages/`
+
+`:val`, `:test` or `:train` behind a YOLO or VOC path chooses that part. VOC corners are taken as they are, as in COCO: x from `xmin` to
+`xmax`, without the pixel by which the files of the original challenge begin later. What is `difficult` there counts neither as found nor
+as missed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+import xml.etree.ElementTree as xml
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from ..errors import ImageError, MissingPackageError
+from .coco import CocoDataset, Entry, load_coco
+from .images import IMAGE_FORMATS, IMAGE_SUFFIXES, available, natural_key
+
+PARTS = ("val", "test", "train")
+_ORIENTATION = 0x0112
+
+
+def load_dataset(path: str | os.PathLike, *, annotations: bool = True) -> CocoDataset:
+    """Read a data set; `folder` of the result is where its images lie, None of a COCO file.
+
+    annotations: as of `load_coco`.
+
+    Raises:
+        ImageError: missing, damaged, or in no known form. MissingPackageError: PyYAML, for `data.yaml`, is not installed.
+    """
+    place, part = _split(Path(path))
+    if place.suffix.lower() in (".yaml", ".yml"):
+        return _yolo(place, part)
+    if not place.is_dir():
+        return load_coco(path, annotations=annotations)
+    if (place / "data.yaml").is_file():
+        return _yolo(place / "data.yaml", part)
+    if (place / "Annotations").is_dir():
+        return _voc(place / "Annotations", place / "JPEGImages", part)
+    if any(place.glob("*.xml")):
+        return _voc(place, place, part)
+    found = [one for one in sorted(place.glob("*.json")) if "annotations" in one.name or "instances" in one.name]
+    if len(found) == 1:
+        return replace(load_coco(found[0], annotations=annotations), folder=place)
+    raise ImageError(
+        f"'{place}' is no data set that is known: give a COCO file (instances.json), a YOLO data.yaml or its folder, or a Pascal VOC folder "
+        "with Annotations/ and JPEGImages/"
+    )
+
+
+def is_dataset(path: Path) -> bool:
+    """Whether a path is the folder of a YOLO or Pascal VOC data set, or a part of one."""
+    place, _ = _split(path)
+    return (place / "data.yaml").is_file() or (place / "Annotations").is_dir() or place.suffix.lower() in (".yaml", ".yml")
+
+
+def _split(path: Path) -> tuple[Path, str]:
+    """A path without `:test` and the like, and that part; "" where there is none."""
+    name, colon, part = path.name.rpartition(":")
+    if colon and part in PARTS and not path.exists():
+        return path.with_name(name), part
+    return path, ""
+
+
+def _yolo(file: Path, part: str) -> CocoDataset:
+    settings = _read_yaml(file)
+    names = settings.get("names")
+    if isinstance(names, list):
+        names = dict(enumerate(names))
+    if not isinstance(names, Mapping) or not all(isinstance(key, int) for key in names):
+        raise ImageError(f"'{file}' has no `names`, a list of class names or numbers with names; got {names!r}")
+    entries = [name for name in ([part] if part else PARTS) if settings.get(name)]
+    if not entries:
+        raise ImageError(f"'{file}' names no images as {part or ', '.join(PARTS)}; add one, such as val: images/val")
+    paths = _yolo_images(file, settings, entries[0])
+    images: list[Entry] = []
+    rows: list[Entry] = []
+    for number, path in enumerate(paths, 1):
+        height, width = size_of(path)
+        images.append({"id": number, "file_name": os.path.relpath(path, file.parent), "height": height, "width": width})
+        label = _label_of(path)
+        if not label.is_file():
+            continue
+        for index, line in enumerate(label.read_text("utf-8-sig").splitlines(), 1):
+            if line.strip():
+                row = _yolo_row(line, f"'{label}', line {index}", names, (height, width))
+                rows.append({"id": len(rows) + 1, "image_id": number, "iscrowd": 0, **row})
+    categories = [{"id": key, "name": str(name)} for key, name in sorted(names.items())]
+    return CocoDataset(file, images, categories, rows, folder=file.parent)
+
+
+def _yolo_images(file: Path, settings: Mapping[str, Any], part: str) -> list[Path]:
+    """The image files of a part, in natural order."""
+    base = file.parent / str(settings.get("path") or "")
+    given = settings[part] if isinstance(settings[part], list) else [settings[part]]
+    found: list[Path] = []
+    for entry in map(str, given):
+        # Exports of some tools write ../valid/images for a folder beside the file.
+        places = [root / name for root in (base, file.parent) for name in (entry, entry.removeprefix("../"))]
+        place = next((one for one in places if one.exists()), None)
+        if place is None:
+            raise ImageError(f"'{file}': there is no '{places[0]}', which `{part}` names; correct the path, or `path`")
+        if place.is_dir():
+            found += sorted((p for p in place.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES), key=natural_key)
+        else:
+            lines = [line.strip() for line in place.read_text("utf-8-sig").splitlines() if line.strip()]
+            found += [next((p for p in (base / line, place.parent / line) if p.is_file()), base / line) for line in lines]
+    if not found:
+        raise ImageError(f"'{file}': `{part}` has no images ({' '.join(sorted(IMAGE_SUFFIXES))})")
+    return found
+
+
+def _label_of(image: Path) -> Path:
+    parts = list(image.parts)
+    if "images" in parts[:-1]:
+        parts[len(parts) - 2 - parts[-2::-1].index("images")] = "labels"
+    return Path(*parts).with_suffix(".txt")
+
+
+def _yolo_row(line: str, where: str, names: Mapping[int, Any], size_hw: tuple[int, int]) -> Entry:
+    """`class x y width height` or `class x y x y x y ...`, fractions of the image; a number behind a box is its score."""
+    words = line.split()
+    try:
+        class_id, values = int(words[0]), [float(word) for word in words[1:]]
+    except ValueError:
+        raise ImageError(f"{where}: {line[:80]!r} has a word that is no number; it is not a YOLO label") from None
+    if class_id not in names:
+        raise ImageError(f"{where}: class {class_id} has no name in data.yaml, which has {min(names)} to {max(names)}")
+    if len(values) < 4 or not all(map(math.isfinite, values)) or (len(values) > 5 and len(values) % 2):
+        raise ImageError(
+            f"{where}: a label is a class and 4 numbers of a box, or 3 or more points of a polygon; got {line[:80]!r}"
+        )
+    height, width = size_hw
+    if len(values) <= 5:
+        x, y, w, h = values[0] * width, values[1] * height, values[2] * width, values[3] * height
+        return {"category_id": class_id, "bbox": [x - w / 2, y - h / 2, w, h], "area": w * h}
+    points = [value * side for value, side in zip(values, [width, height] * (len(values) // 2), strict=True)]
+    (x0, x1), (y0, y1) = ((min(side), max(side)) for side in (points[0::2], points[1::2]))
+    area = abs(sum(points[i - 2] * points[i + 1] - points[i] * points[i - 1] for i in range(0, len(points), 2))) / 2
+    return {"category_id": class_id, "bbox": [x0, y0, x1 - x0, y1 - y0], "area": area, "segmentation": [points]}
+
+
+def _voc(annotations: Path, folder: Path, part: str) -> CocoDataset:
+    files = sorted(annotations.glob("*.xml"), key=natural_key)
+    if part:
+        listing = annotations.parent / "ImageSets" / "Main" / f"{part}.txt"
+        if not listing.is_file():
+            raise ImageError(f"there is no '{listing}', which would name the images of the part '{part}'; leave :{part} out")
+        wanted = [line.split()[0] for line in listing.read_text("utf-8-sig").splitlines() if line.strip()]
+        files = [annotations / f"{stem}.xml" for stem in wanted]
+    if not files:
+        raise ImageError(f"'{annotations}' has no XML files of Pascal VOC")
+    images: list[Entry] = []
+    found: list[tuple[int, str, list[float], int]] = []
+    for number, file in enumerate(files, 1):
+        try:
+            root = xml.parse(file).getroot()
+            name, size = _text(root, "filename"), root.find("size")
+            sides = None if size is None else (int(_text(size, "height")), int(_text(size, "width")))
+            for one in root.findall("object"):
+                x0, y0, x1, y1 = (float(_text(one, f"bndbox/{key}")) for key in ("xmin", "ymin", "xmax", "ymax"))
+                box = [min(x0, x1), min(y0, y1), abs(x1 - x0), abs(y1 - y0)]
+                if not all(map(math.isfinite, box)):
+                    raise ValueError(f"the box {box}")
+                found.append((number, _text(one, "name"), box, int(one.findtext("difficult") or 0)))
+        except (OSError, xml.ParseError, ValueError) as error:
+            raise ImageError(f"'{file}' is not an annotation file of Pascal VOC: {error}") from None
+        if not (folder / name).is_file():  # tools write the name of another suffix, or none
+            name = next((p.name for p in sorted(folder.glob(f"{file.stem}.*")) if p.suffix.lower() in IMAGE_SUFFIXES), name)
+        if sides is None or not all(sides):
+            sides = size_of(folder / name)
+        images.append({"id": number, "file_name": name, "height": sides[0], "width": sides[1]})
+    ids = {name: number for number, name in enumerate(sorted({name for _, name, _, _ in found}), 1)}
+    rows = [
+        {
+            "id": i,
+            "image_id": image,
+            "category_id": ids[name],
+            "bbox": box,
+            "area": box[2] * box[3],
+            "iscrowd": int(difficult > 0),
+        }
+        for i, (image, name, box, difficult) in enumerate(found, 1)
+    ]
+    return CocoDataset(annotations, images, [{"id": i, "name": name} for name, i in ids.items()], rows, folder=folder)
+
+
+def _text(element: xml.Element, key: str) -> str:
+    text = element.findtext(key)
+    if text is None or not text.strip():
+        raise ValueError(f"it has no <{key}>")
+    return text.strip()
+
+
+def size_of(path: Path) -> tuple[int, int]:
+    """(height, width) of an image file as it is shown, from its header. Raises ImageError."""
+    try:
+        with warnings.catch_warnings(), Image.open(path, formats=available(IMAGE_FORMATS)) as image:
+            warnings.simplefilter("ignore")
+            width, height = image.size
+            turned = int(image.getexif().get(_ORIENTATION, 1)) > 4
+    except FileNotFoundError:
+        raise ImageError(f"there is no image '{path}', which the annotations name; check the path") from None
+    except Exception as error:  # Pillow's parsers raise nearly anything for a hostile header
+        raise ImageError(f"'{path}' cannot be read as an image: {error}") from None
+    return (width, height) if turned else (height, width)
+
+
+def _read_yaml(file: Path) -> Mapping[str, Any]:
+    try:
+        import yaml
+    except ImportError:
+        raise MissingPackageError("yaml", "eval", f"reading '{file}'") from None
+    try:
+        data = yaml.safe_load(file.read_text("utf-8-sig"))
+    except OSError:
+        raise ImageError(f"there is no annotation file '{file}'; give the data.yaml of a YOLO data set") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ImageError(f"'{file}' is not YAML: {error}") from None
+    if not isinstance(data, Mapping):
+        raise ImageError(f"'{file}' holds no settings of a YOLO data set; it has names: and val:")
+    return data

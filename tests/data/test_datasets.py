@@ -1,0 +1,204 @@
+"""Data sets in other forms than COCO's: the same objects, the same average precision, and what is wrong by name."""
+
+from __future__ import annotations
+
+import json
+import random
+import xml.etree.ElementTree as xml
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from detrt.data.coco import CocoDataset, load_coco
+from detrt.data.datasets import is_dataset, load_dataset, size_of
+from detrt.errors import ImageError
+
+pytest.importorskip("yaml", reason="needs the 'eval' extra")
+NAMES = ["cat", "dog", "bird"]
+BOXES = {"a": [(0, 4, 2, 14, 12), (2, 0, 0, 40, 30)], "b": [(1, 10.5, 7.25, 20, 29)], "c": []}  # class, corners in pixels
+SIZE = (40, 30)
+
+
+def write_images(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for name in BOXES:
+        Image.new("RGB", SIZE).save(folder / f"{name}.png")
+
+
+@pytest.fixture
+def yolo(tmp_path):
+    write_images(tmp_path / "images/val")
+    (tmp_path / "labels/val").mkdir(parents=True)
+    for name, boxes in BOXES.items():
+        rows = [(k, (x0 + x1) / 2 / 40, (y0 + y1) / 2 / 30, (x1 - x0) / 40, (y1 - y0) / 30) for k, x0, y0, x1, y1 in boxes]
+        if rows:
+            (tmp_path / f"labels/val/{name}.txt").write_text("\n".join(" ".join(map(repr, row)) for row in rows))
+    (tmp_path / "data.yaml").write_text("path: .\nval: images/val\nnames:\n  0: cat\n  1: dog\n  2: bird\n")
+    return tmp_path
+
+
+@pytest.fixture
+def voc(tmp_path):
+    write_images(tmp_path / "JPEGImages")
+    (tmp_path / "Annotations").mkdir()
+    (tmp_path / "ImageSets/Main").mkdir(parents=True)
+    (tmp_path / "ImageSets/Main/test.txt").write_text("b 1\n")
+    for name, boxes in BOXES.items():
+        root = xml.Element("annotation")
+        xml.SubElement(root, "filename").text = f"{name}.jpg"  # the file is a PNG
+        for k, *corners in boxes:
+            one = xml.SubElement(root, "object")
+            xml.SubElement(one, "name").text = NAMES[k]
+            box = xml.SubElement(one, "bndbox")
+            for key, value in zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True):
+                xml.SubElement(box, key).text = str(value)
+        xml.ElementTree(root).write(tmp_path / "Annotations" / f"{name}.xml")
+    return tmp_path
+
+
+def objects(dataset: CocoDataset) -> dict[str, list[tuple]]:
+    """Image -> (class name, corners) of its objects."""
+    names = {entry["id"]: entry["name"] for entry in dataset.categories}
+    images = {entry["id"]: Path(entry["file_name"]).stem for entry in dataset.images}
+    found: dict[str, list[tuple]] = {stem: [] for stem in images.values()}
+    for entry in dataset.annotations:
+        x, y, w, h = entry["bbox"]
+        assert entry["area"] == pytest.approx(w * h)
+        found[images[entry["image_id"]]].append((names[entry["category_id"]], *(round(v, 9) for v in (x, y, x + w, y + h))))
+    return found
+
+
+EXPECTED = {stem: [(NAMES[k], *corners) for k, *corners in boxes] for stem, boxes in BOXES.items()}
+
+
+@pytest.mark.parametrize("name", ["data.yaml", "", ":val"])
+def test_yolo(yolo, name):
+    dataset = load_dataset(f"{yolo}{name}" if name.startswith(":") else yolo / name)
+    assert objects(dataset) == EXPECTED and [entry["name"] for entry in dataset.categories] == NAMES
+    assert [path.name for path in dataset.files(dataset.folder)] == ["a.png", "b.png", "c.png"]
+    assert dataset.image_id(yolo / "images/val/b.png") == 2 and is_dataset(yolo)
+
+
+def test_polygons_of_yolo(yolo):
+    (yolo / "labels/val/a.txt").write_text("1 0.1 0.1 0.5 0.1 0.5 0.5 0.1 0.5\n")
+    entry = next(entry for entry in load_dataset(yolo).annotations if entry["image_id"] == 1)
+    assert entry["bbox"] == pytest.approx([4, 3, 16, 12]) and entry["area"] == pytest.approx(16 * 12)
+    assert entry["segmentation"] == [pytest.approx([4, 3, 20, 3, 20, 15, 4, 15])]
+
+
+def test_voc(voc):
+    dataset = load_dataset(voc)
+    assert objects(dataset) == EXPECTED and [entry["name"] for entry in dataset.categories] == sorted(NAMES)
+    assert [path.name for path in dataset.files(dataset.folder)] == ["a.png", "b.png", "c.png"]
+    assert objects(load_dataset(f"{voc}:test")) == {"b": EXPECTED["b"]}
+    file = voc / "Annotations/b.xml"
+    file.write_text(file.read_text().replace("<bndbox>", "<difficult>1</difficult><bndbox>"))
+    assert [entry["iscrowd"] for entry in load_dataset(voc).annotations] == [0, 0, 1]
+
+
+def test_coco_in_a_folder(tmp_path):
+    write_images(tmp_path / "train")
+    images = [{"id": 1, "file_name": "a.png"}]
+    boxes = [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4]}]
+    file = tmp_path / "train/_annotations.coco.json"
+    file.write_text(json.dumps({"images": images, "categories": [{"id": 1, "name": "cat"}], "annotations": boxes}))
+    dataset = load_dataset(tmp_path / "train")
+    assert dataset.annotations == load_coco(file).annotations and dataset.folder == tmp_path / "train"
+
+
+def test_a_turned_image_has_the_size_that_is_shown(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", SIZE).save(tmp_path / "a.jpg", exif=exif)
+    assert size_of(tmp_path / "a.jpg") == (40, 30)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("data.yaml", "val: images/val\n", "no `names`"),
+        ("data.yaml", "names: [cat]\n", "names no images"),
+        ("data.yaml", "names: [cat]\nval: nowhere\n", "there is no .*nowhere"),
+        ("data.yaml", "names: [cat\n", "not YAML"),
+        ("data.yaml", "- 1\n", "no settings"),
+        ("labels/val/a.txt", "0 0.5 0.5\n", r"a.txt', line 1: a label is"),
+        ("labels/val/a.txt", "\n7 0.5 0.5 0.1 0.1\n", "line 2: class 7 has no name"),
+        ("labels/val/a.txt", "cat 0.5 0.5 0.1 0.1\n", "no number"),
+        ("labels/val/a.txt", "0 nan 0.5 0.1 0.1\n", "a label is"),
+        ("images/val/a.png", "x", "cannot be read as an image"),
+    ],
+)
+def test_what_is_wrong_in_yolo_is_named(yolo, file, text, words):
+    (yolo / file).write_text(text)
+    with pytest.raises(ImageError, match=words):
+        load_dataset(yolo / "data.yaml")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "<a", "<annotation><filename>a.jpg</filename><object><name>x</name></object></annotation>", "<annotation/>"]
+)
+def test_what_is_wrong_in_voc_is_named(voc, text):
+    (voc / "Annotations/a.xml").write_text(text)
+    with pytest.raises(ImageError, match=r"a.xml' is not an annotation file"):
+        load_dataset(voc)
+
+
+def test_what_is_no_data_set(tmp_path):
+    with pytest.raises(ImageError, match="no data set that is known"):
+        load_dataset(tmp_path)
+    with pytest.raises(ImageError, match="no annotation file"):
+        load_dataset(tmp_path / "x.yaml")
+    with pytest.raises(ImageError, match="leave :val out"):
+        (tmp_path / "Annotations").mkdir()
+        load_dataset(f"{tmp_path}:val")
+
+
+@pytest.fixture(scope="module")
+def bccd():
+    folder = Path(__file__).resolve().parents[3] / "shared/data/images/bccd"
+    if not folder.is_dir():
+        pytest.skip(f"the images are not on this machine ('{folder}')")
+    return folder
+
+
+@pytest.mark.parametrize("form", ["yolo", "voc"])
+def test_average_precision_of_all_forms_is_equal(bccd, form, tmp_path):
+    """Of detections near the objects of BCCD, so that many IoUs lie about the thresholds."""
+    pytest.importorskip("pycocotools", reason="needs the 'eval' extra")
+    from detrt.evaluation.coco import score_rows
+
+    coco = load_coco(bccd / "coco_annotations/instances_test.json")
+    if form == "voc":
+        other = load_dataset(f"{bccd / 'BCCD'}:test")
+    else:
+        (tmp_path / "images").symlink_to(bccd / "BCCD/JPEGImages")
+        (tmp_path / "labels").mkdir()
+        for image in coco.images:
+            lines = []
+            for entry in coco.annotations:
+                if entry["image_id"] == image["id"]:
+                    x, y, w, h = entry["bbox"]
+                    width, height = image["width"], image["height"]
+                    row = (entry["category_id"], (x + w / 2) / width, (y + h / 2) / height, w / width, h / height)
+                    lines.append(" ".join(map(repr, row)))
+            (tmp_path / "labels" / image["file_name"]).with_suffix(".txt").write_text("\n".join(lines))
+        (tmp_path / "list.txt").write_text("\n".join(f"images/{image['file_name']}" for image in coco.images))
+        names = "".join(f"  {entry['id']}: {entry['name']}\n" for entry in coco.categories)
+        (tmp_path / "data.yaml").write_text(f"test: list.txt\nnames:\n{names}")
+        other = load_dataset(tmp_path)
+    assert len(other.images) == len(coco.images) and len(other.annotations) == len(coco.annotations)
+    rng = random.Random(1)
+    theirs = {entry["name"]: entry["id"] for entry in other.categories}
+    names = {entry["id"]: entry["name"] for entry in coco.categories}
+    image_ids = {entry["id"]: other.image_id(entry["file_name"]) for entry in coco.images}
+    rows, same = [], []
+    for entry in coco.annotations:
+        for _ in range(2):
+            bbox = [v + rng.uniform(-12, 12) for v in entry["bbox"]]
+            row = {"image_id": entry["image_id"], "category_id": entry["category_id"], "bbox": bbox, "score": rng.random()}
+            rows.append(row)
+            same.append({**row, "image_id": image_ids[row["image_id"]], "category_id": theirs[names[row["category_id"]]]})
+    (metrics, per_class), (metrics2, per_class2) = score_rows(coco, rows), score_rows(other, same)
+    assert 0.1 < metrics["AP"] < 0.9
+    assert metrics2 == pytest.approx(metrics, abs=1e-9) and per_class2 == pytest.approx(per_class, abs=1e-9)
