@@ -60,6 +60,36 @@ def test_video(cli, place):
     assert [row["frame"] for row in rows] == [0, 2, 4] and [bool(labels(row)) for row in rows] == [False, False, True]
 
 
+def test_labels_and_crops(cli, place):
+    """What the JSON lines hold, as YOLO's labels and as pixels; inputs of one name keep their suffix."""
+    Image.open("in/blue.png").save("in/blue.bmp")
+    done = cli("detect", "bundle", "in", "--json", "out.jsonl", "--save-txt", "labels", "--save-crops", "crops", "-q")
+    rows = {row["image"]: row for row in map(json.loads, (place / "out.jsonl").read_text().splitlines())}
+    assert done.code == 0 and sorted(path.name for path in (place / "labels").iterdir()) == [
+        "black.txt",
+        "blue.bmp.txt",
+        "blue.png.txt",
+    ]
+    found = rows["in/blue.png"]["detections"]
+    lines = (place / "labels/blue.png.txt").read_text().splitlines()
+    assert len(lines) == len(found) > 0
+    for line, one in zip(lines, found, strict=True):
+        class_id, x, y, w, h = map(float, line.split())
+        corners = [(x - w / 2) * 24, (y - h / 2) * 16, (x + w / 2) * 24, (y + h / 2) * 16]
+        assert class_id == one["class_id"] and corners == pytest.approx(one["box_xyxy"], abs=1e-3)
+    crops = sorted(path.relative_to(place / "crops").as_posix() for path in (place / "crops").rglob("*.jpg"))
+    assert [name for name in crops if "blue.png" in name] == [f"{one['label']}/blue.png-{i}.jpg" for i, one in enumerate(found)]
+
+
+def test_tiles(cli, place):
+    (whole,) = cli("detect", "bundle", "in/blue.png", "--json", "-", "-q", "--tile", "24").lines
+    (plain,) = cli("detect", "bundle", "in/blue.png", "--json", "-", "-q").lines
+    assert whole == plain  # one tile holds it
+    (tiled,) = cli("detect", "bundle", "in/blue.png", "--json", "-", "-q", "--tile", "8x12", "--overlap", "0").lines
+    assert tiled == plain  # the pieces in tiles belong to what the whole image shows
+    cli.refused("detect", "bundle", "in", "--tile", "8", "--overlap", "1", names="overlap", advice="0 to 0.9")
+
+
 def test_thresholds_of_classes(cli, place):
     """Blue images score 0.92, 0.82, 0.62 and 0.38 for blue, and 0.08 and less for the others."""
 

@@ -38,7 +38,7 @@ MISTAKES = {
     "detect bundle in --masks": "masks come with the boxes of every model that has them",
     "detect bundle --source in": "come after the model",
     "detect bundle in --save": "detrt calls it --save-dir",
-    "detect bundle in --save-txt": "detrt calls it --json FILE",
+    "detect bundle in --save-crop": "detrt calls it --save-crops DIR",
     "detect bundle in --half": "an option of detrt build",
     "detect bundle in -o new": "--save-dir DIR for annotated copies",
     "detect bundle in --max-det 10": "detrt calls it --max-detections",

@@ -190,10 +190,11 @@ def test_old_spellings_name_the_new_one(cli, place, arguments, names, advice):
 
 LINES_OF_ULTRALYTICS = {
     "predict model=best.pt source=a.jpg conf=0.3 imgsz=640 save=True": "detrt detect best.pt a.jpg --threshold 0.3 --size 640 --save-dir runs",
+    "predict model=m source=a.jpg save_txt=True save_crop=True": "detrt detect m a.jpg --save-txt labels --save-crops crops",
     "predict model=m source='my photos' device=0": "detrt detect m 'my photos' --device 0",
     "predict photos": "detrt detect MODEL IMAGES",
     "track model=m source=a.mp4": "detrt detect m a.mp4 --track",
-    "val model=m data=coco.yaml batch=4": "detrt eval m --images DIR --ground-truth FILE --batch 4",
+    "val model=m data=coco.yaml batch=4": "detrt eval m --ground-truth coco.yaml --batch 4",
     "train data=coco.yaml epochs=3": "detrt build CHECKPOINT -o BUNDLE",
     "benchmark model=m": "detrt bench m",
     "export model=m format=engine half=True": "detrt build m -o BUNDLE --target tensorrt --precision fp16",

@@ -220,7 +220,7 @@ def _detect_here(
     from ..data.images import expand_inputs
     from ..data.sinks import TRACK_COLUMNS
     from ..detector import Detector
-    from ..jobs.annotate import AnnotatedCopies
+    from ..jobs.annotate import AnnotatedCopies, ObjectFiles
     from ..jobs.pool import DevicePool
     from ..jobs.run import detect_inputs, exclude_outputs
     from ..jobs.track import track_objects
@@ -235,6 +235,8 @@ def _detect_here(
     if truth is not None:
         for source in inputs:  # now, rather than after an hour
             truth.image_id(str(source.path))
+    if output.save_crops is not None and len(run.device) > 1 and any(source.kind == "video" for source in inputs):
+        raise DetrtError(f"--save-crops of videos runs on one device; got --device {','.join(run.device)}")
     tracker = track.make_for_files(inputs, run.device)
     copies = None
     if output.save_dir is not None and output.draw:
@@ -259,10 +261,12 @@ def _detect_here(
         step = outputs.progress_bar(stack, len(inputs), quiet)  # before the writers: their lines go above the bar
         columns = TRACK_COLUMNS if tracker is not None else []
         writers = outputs.open_writers(stack, output, runner.spec, truth, quiet, columns)
-        save = None
+        saves = []
         if copies is not None and len(run.device) < 2:
-            save = stack.enter_context(AnnotatedCopies(**copies)).save
-        tally = outputs.write_all(found, writers, save, step, strict=not output.skip_bad)
+            saves.append(stack.enter_context(AnnotatedCopies(**copies)).save)
+        if output.save_txt is not None or output.save_crops is not None:
+            saves.append(ObjectFiles(inputs, labels=output.save_txt, crops=output.save_crops).save)
+        tally = outputs.write_all(found, writers, saves, step, strict=not output.skip_bad)
     decoder = None if len(run.device) > 1 else detector.decoder
     outputs.summary(console, runner.info.name, tally, time.perf_counter() - started, str(decoder or ""))
     tally.check(len(inputs))

@@ -128,7 +128,7 @@ def find_sources(names: Sequence[str], live: Given[LiveOptions], stream: Given[S
 def check_live(output: Given[OutputOptions], device: Sequence[str]) -> None:
     """Raise DetrtError for options that do nothing with cameras."""
     for flag, name in output.flags():
-        if name in ("every", "coco_images"):
+        if name in ("every", "coco_images", "save_txt", "save_crops"):
             raise DetrtError(f"{flag} has no effect on cameras; leave it out")
     if len(device) > 1:
         raise DetrtError(f"cameras run on one device; got --device {','.join(device)}. Run one process for each device")
@@ -171,10 +171,10 @@ def detect_live(
         found = detect_streams(detector, streams)
         if tracker is not None:
             found = track_objects(found, tracker)
-        save = None
+        saves = []
         if output.save_dir is not None and output.draw:
-            save = stack.enter_context(StreamCopies(output.save_dir, sources, font=output.font)).save
-        tally = write_all(found, writers, save, lambda source: None, strict=not output.skip_bad)
+            saves.append(stack.enter_context(StreamCopies(output.save_dir, sources, font=output.font)).save)
+        tally = write_all(found, writers, saves, lambda source: None, strict=not output.skip_bad)
     seconds = time.perf_counter() - started
     summary(console, detector.session.info.name, tally, seconds, "")
     if not quiet:

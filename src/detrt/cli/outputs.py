@@ -49,6 +49,12 @@ class OutputOptions:
     coco_file: str | None = field(
         default=None, metadata={"help": "COCO results to this file; - is stdout.", "flag": "coco", "writes": "text"}
     )
+    save_txt: Path | None = field(
+        default=None, metadata={"help": "Folder for labels in YOLO's format, a file per image.", "writes": "file"}
+    )
+    save_crops: Path | None = field(
+        default=None, metadata={"help": "Folder for crops of the objects, a folder per class.", "writes": "file"}
+    )
     coco_images: Path | None = field(
         default=None, metadata={"help": "COCO annotations that give --coco its image and category ids."}
     )
@@ -70,13 +76,14 @@ def open_writers(
     from ..data import sinks
 
     paths = (output.jsonl, output.json_file)
+    silent = bool(quiet or output.save_txt or output.save_crops)
     writers = [stack.enter_context(sinks.jsonl_writer(path)) for path in paths if path is not None]
     if output.csv_file is not None:
         extra = [*extra, *["reading_order"] * (ORDER_LOGITS in extra_outputs(spec))]
         writers.append(stack.enter_context(sinks.csv_writer(output.csv_file, extra)))
     if output.coco_file is not None:
         writers.append(stack.enter_context(sinks.coco_writer(output.coco_file, spec, truth)))
-    if not (writers or quiet):
+    if not (writers or silent):
         writers.append(stack.enter_context(sinks.text_writer()))
     return writers
 
@@ -101,7 +108,7 @@ class Tally:
 def write_all(
     found: Iterator[Any],
     writers: list[Callable[[Any], None]],
-    save: Callable[[Any], None] | None,
+    saves: Sequence[Callable[[Any], None]],
     step: Callable[[Input], None],
     *,
     strict: bool,
@@ -122,7 +129,7 @@ def write_all(
             continue
         for write in writers:
             write(item.record)
-        if save is not None:
+        for save in saves:
             save(item)
         tally.images += 1
         tally.labels.update(item.record.detections.labels)

@@ -53,7 +53,10 @@ _ELSEWHERE: dict[str, tuple[str, ...]] = {
     "--batch MIN,OPT,MAX, with --height and --width": ("--minshapes", "--optshapes", "--maxshapes", "--shapes"),
     "--batch": ("--batch-size", "--bs", "--max-batch-size"),
     "--save-dir DIR": ("--save", "--output-dir", "--out-dir", "--project", "--show"),
-    "--json FILE": ("--save-txt", "--save-json", "--out"),
+    "--tile": ("--slice-height", "--slice-width", "--slice-size"),
+    "--overlap": ("--overlap-height-ratio", "--overlap-width-ratio"),
+    "--save-crops DIR": ("--save-crop", "--crop"),
+    "--json FILE": ("--save-json", "--out"),
     "--max-detections": ("--max-det", "--topk", "--num-select"),
     "--every": ("--vid-stride", "--frame-stride"),
     "--iou-type": ("--iou-types", "--eval-type"),
@@ -155,6 +158,7 @@ _KEYS = {
     "conf": "--threshold {}", "imgsz": "--size {}", "device": "--device {}", "batch": "--batch {}", "vid_stride": "--every {}",
     "max_det": "--max-detections {}", "project": "--save-dir {}",
 }  # fmt: skip
+_SAVED = {"save_txt": ("--save-txt", "labels"), "save_crop": ("--save-crops", "crops")}
 _FORMATS = {"engine": "tensorrt", "torchscript": "inductor", "pt2": "inductor"}  # others have one name in both
 
 
@@ -239,9 +243,11 @@ def line_of(words: list[str]) -> str | None:
     if mode == "benchmark":
         return f"detrt bench {model}"
     if mode == "val":
-        return f"detrt eval {model} --images DIR --ground-truth FILE" + (f" --batch {keys['batch']}" if "batch" in keys else "")
+        data = shlex.quote(keys["data"]) if "data" in keys else "DATA.yaml"
+        return f"detrt eval {model} --ground-truth {data}" + (f" --batch {keys['batch']}" if "batch" in keys else "")
     line = f"detrt detect {model} {shlex.quote(keys.get('source', 'IMAGES'))}" + (" --track" if mode == "track" else "")
     line += "".join(f" {_KEYS[key].format(shlex.quote(value))}" for key, value in keys.items() if key in _KEYS and key != "batch")
+    line += "".join(f" {flag} {folder}" for key, (flag, folder) in _SAVED.items() if key in true)
     return line if "project" in keys or "save" not in true else f"{line} --save-dir runs"
 
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from ..data.draw import draw_detections
-from ..data.images import Input
+from ..data.images import Input, load_image
 from ..data.live import LiveSource
-from ..data.result import WRITTEN_SUFFIXES, save_image
+from ..data.result import WRITTEN_SUFFIXES, crops_of, save_image
 from ..data.video import video_facts, video_writer
 from ..errors import OutputError
+from ..files import writing
 from .run import ImageResult
 
 _LIVE_FPS = 30  # in the header; the frames have their own times
@@ -81,6 +84,44 @@ class AnnotatedCopies:
     def __exit__(self, *exc: object) -> None:
         # Through the stack, so that a failed video is removed and not finished.
         self._stack.__exit__(*exc)
+
+
+class ObjectFiles:
+    """Writes what was found in images and frames to folders: labels in YOLO's format, a file per image, and crops, a folder per class.
+
+    Names are those of the images, `street.txt` and `person/street-0.jpg`, with the subfolders in which the inputs differ; frames of videos
+    have their number, `drive-000012.txt`. Inputs that differ in their suffix alone keep it.
+
+    Raises:
+        OutputError: a file cannot be written.
+    """
+
+    def __init__(self, inputs: Sequence[Input], *, labels: Path | None, crops: Path | None) -> None:
+        self._labels, self._crops = labels, crops
+        paths = [Path(os.path.abspath(source.path)) for source in inputs]
+        root = os.path.commonpath([path.parent for path in paths]) if paths else ""
+        names = [path.relative_to(root) for path in paths]
+        several = Counter(name.with_suffix("") for name in names)
+        self._names = {
+            source: name if several[name.with_suffix("")] > 1 else name.with_suffix("")
+            for source, name in zip(inputs, names, strict=True)
+        }
+
+    def save(self, found: ImageResult) -> None:
+        """Write the files of one image or frame."""
+        record, name = found.record, self._names[found.input]
+        if record.frame is not None:
+            name = name.with_name(f"{name.name}-{record.frame:06d}")
+        if self._labels is not None:
+            text = record.detections.to_yolo()
+            with writing(self._labels / f"{name}.txt") as temporary:
+                temporary.write_text(text, "utf-8")
+        if self._crops is None:
+            return
+        pixels = load_image(found.input.path if found.image is None else found.image)
+        for number, (label, crop) in enumerate(zip(record.detections.labels, crops_of(pixels, record.detections), strict=True)):
+            folder = re.sub(r"[^\w -]+", "_", label).strip() or "_"  # a label may hold anything, also ".."
+            save_image(Image.fromarray(crop), self._crops / folder / f"{name}-{number}.jpg")
 
 
 class StreamCopies:
