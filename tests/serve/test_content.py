@@ -13,10 +13,11 @@ import pytest
 httpx = pytest.importorskip("httpx", reason="needs the 'dev' extra")
 pytest.importorskip("fastapi", reason="needs the 'serve' extra")
 
-from cli_support import run_process, write_onnx
+from cli_support import write_onnx
 from onnx_models import make_spec
 from serve_support import Server, png, wait_until
 
+from detrt import pipeline
 from detrt.bundle import Bundle
 from detrt.spec import ModelSpec
 
@@ -27,7 +28,7 @@ def build(folder, word: str):
     """A bundle, in the place of the one that is there, which calls red `word`."""
     spec: ModelSpec = replace(make_spec(), labels={0: word, 1: "green", 2: "blue"})
     model = write_onnx(folder.parent / f"{folder.name}.onnx", spec)
-    assert run_process("build", model, "-o", folder, "--target", "onnx").code == 0
+    pipeline.build(model, folder)
     return folder
 
 

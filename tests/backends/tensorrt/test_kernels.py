@@ -62,7 +62,7 @@ def kernels(tmp_path_factory, exported):
         pytest.param("d_fine", 218, marks=pytest.mark.slow),
         ("detr", 104),
         ("yolos", 46),
-        ("deformable_detr", 161),
+        pytest.param("deformable_detr", 161, marks=pytest.mark.slow),
     ],
 )
 def test_a_graph_takes_no_more_kernels(name, most, kernels):
