@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,9 @@ def test_json_of_any_reader_has_a_mark_or_ends_in_an_error_of_ours(tmp_path: Pat
         path.write_bytes(damaged)
         with pytest.raises(DetrtError, match=name.replace(".", r"\.")):
             read(path)
+    os.truncate(path, 3 << 30)  # of zeros that the file system need not hold
+    with pytest.raises(DetrtError, match="has 3221225472 bytes; at most"):
+        read(path)
 
 
 def test_json_texts_that_are_nested_too_deeply_are_errors() -> None:

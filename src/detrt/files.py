@@ -25,7 +25,8 @@ _TEMPORARY_NAME = re.compile(r"\.(.+)\.(?:\d+|[0-9a-f]{8})" + re.escape(TEMPORAR
 _FOLDER = "cannot write '{}': a folder has that name; give another output path"
 
 
-_LONGEST_TEXT, _LONGEST_JSON = 16 << 20, 2 << 30  # bytes; annotations of large data sets have hundreds of megabytes
+# Bytes. A manifest with 1203 labels has 0.1 MB, an index of weights a few; annotations of large data sets have hundreds.
+_LONGEST_TEXT, _LONGEST_JSON, LONGEST_DATA_SET = 16 << 20, 64 << 20, 2 << 30
 # UTF-32 first: its mark starts with that of UTF-16.
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -92,13 +93,13 @@ def read_lines(
     return lines_of(read_text(path, what, error, most=most))
 
 
-def read_json(path: Path | str | os.PathLike, what: str, error: type[DetrtError] = SpecError, *, advice: str = "") -> Any:
-    """The value in a JSON file, in the encodings of `read_text`; `advice` as there.
+def read_json(path: Path | str | os.PathLike, what: str, error: type[DetrtError] = SpecError, *, most: int = _LONGEST_JSON, advice: str = "") -> Any:
+    """The value in a JSON file, in the encodings of `read_text`; `most` and `advice` as there.
 
     Raises:
         DetrtError: of the kind `error`: missing, not text, not JSON, or nested too deeply.
     """
-    text = read_text(path, what, error, most=_LONGEST_JSON, advice=advice)
+    text = read_text(path, what, error, most=most, advice=advice)
     try:
         return parse_json(text)
     except ValueError as failure:

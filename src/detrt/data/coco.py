@@ -162,7 +162,7 @@ def load_coco(path: str | os.PathLike, *, annotations: bool = True) -> CocoDatas
     path = Path(path)
     if not path.is_file():
         raise ImageError(f"there is no annotation file '{path}'; give a COCO instances JSON file")
-    raw = files.read_json(path, "annotation file", ImageError)
+    raw = files.read_json(path, "annotation file", ImageError, most=files.LONGEST_DATA_SET)
     images = _entries(raw, path, "images", ("id", "file_name"))
     categories = _entries(raw, path, "categories", ("id", "name"))
     for part, entries in (("images", images), ("categories", categories)):

@@ -87,7 +87,7 @@ def read_results(path: Path) -> list[Row]:
         resumed = file.read(13) == b'{"detrt_eval"'
     if resumed:
         return [row for line in _complete_lines(path)[1:] for row in line["rows"]]
-    rows = files.read_json(path, "results file", ImageError)
+    rows = files.read_json(path, "results file", ImageError, most=files.LONGEST_DATA_SET)
     if not isinstance(rows, list):
         raise ImageError(f"the results file '{path}' must hold a list; got {type(rows).__name__}")
     for index, row in enumerate(rows):

@@ -111,7 +111,7 @@ def find_images(path: Path, limit: int) -> tuple[list[Path], Path | None]:
     if not path.is_file():
         raise ImageError(f"there is no calibration folder or COCO file '{path}'; give `calibration=DIR` or FILE.json")
     try:
-        data = files.read_json(path, "COCO file", ImageError)
+        data = files.read_json(path, "COCO file", ImageError, most=files.LONGEST_DATA_SET)
         names = [str(image["file_name"]) for image in data["images"]]
     except (KeyError, TypeError) as error:
         raise ImageError(f"'{path}' is not a COCO annotation file ({error!r}); give one, or a folder of images") from None
