@@ -93,7 +93,9 @@ def read_lines(
     return lines_of(read_text(path, what, error, most=most))
 
 
-def read_json(path: Path | str | os.PathLike, what: str, error: type[DetrtError] = SpecError, *, most: int = _LONGEST_JSON, advice: str = "") -> Any:
+def read_json(
+    path: Path | str | os.PathLike, what: str, error: type[DetrtError] = SpecError, *, most: int = _LONGEST_JSON, advice: str = ""
+) -> Any:
     """The value in a JSON file, in the encodings of `read_text`; `most` and `advice` as there.
 
     Raises:

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from native import BUILD, CLASSES, LARGEST, QUERIES, SIDES, tensors
+from native import BUILD, CLASSES, QUERIES, SIDES, package, small_module, tensors
 
 from detrt.backends.base import FakeSession
-from detrt.bundle import Bundle, BundleFile, EngineFacts, Provenance
-from detrt.files import sha256_of
 from detrt.models import trust
 from detrt.spec import DecodeSpec, InputSpec, ModelSpec, TensorInfo
 
@@ -42,22 +40,8 @@ def spec() -> ModelSpec:
 @pytest.fixture(scope="session")
 def module():
     """A detector of 12 places whose scores and boxes follow from the pixels; large enough to notice a wrong pixel."""
-    torch = pytest.importorskip("torch", reason="needs the 'export' extra")
-
-    class Tiny(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(3)
-            self.features = torch.nn.Conv2d(3, 16, 8, stride=8)
-            self.heads = torch.nn.Linear(16, CLASSES + 4)
-
-        def forward(self, pixel_values):
-            pixels = pixel_values.to(torch.float32) / 255
-            tokens = self.features(pixels).relu().flatten(2).transpose(1, 2)[:, :QUERIES]
-            raw = self.heads(tokens) * 6
-            return raw[..., :CLASSES], raw[..., CLASSES:].sigmoid()
-
-    return Tiny().eval()
+    pytest.importorskip("torch", reason="needs the 'export' extra")
+    return small_module()
 
 
 @pytest.fixture(scope="session")
@@ -66,30 +50,7 @@ def bundle(module, spec, tmp_path_factory) -> Path:
 
 
 def compiled(module, spec: ModelSpec, folder: Path) -> Path:
-    """The module compiled for the CPU, in a bundle as `detrt build --target inductor` writes it."""
-    import torch
-
-    from detrt.backends.inductor.compile import options_for
-
-    pixels = torch.zeros((2, 3, *SIDES), dtype=torch.uint8)
-    batch = torch.export.Dim("batch", min=1, max=LARGEST)
-    program = torch.export.export(module, (pixels,), dynamic_shapes=({0: batch},))
-    path = folder / "model.inductor-cpu.pt2"
-    torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=options_for("cpu"))
-    inputs, outputs = tensors(masks=spec.has_masks)
-    facts = EngineFacts(
-        "inductor-cpu",
-        torch.__version__,
-        (),
-        "fp32",
-        {"pixel_values": {key: [count, 3, *SIDES] for key, count in (("min", 1), ("opt", 1), ("max", LARGEST))}},
-        "",
-        inputs=inputs,
-        outputs=outputs,
-    )
-    entry = BundleFile("inductor", path.name, sha256_of(path), path.stat().st_size, facts)
-    Bundle(folder, spec, Provenance("test"), (entry,)).save()
-    trust.remember(path)
+    trust.remember(package(module, spec, folder))
     return folder
 
 

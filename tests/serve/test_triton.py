@@ -19,6 +19,7 @@ onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
 over_http = pytest.importorskip("tritonclient.http", reason="needs the 'dev' extra")
 over_grpc = pytest.importorskip("tritonclient.grpc", reason="needs the 'dev' extra")
 
+from native import CLASSES, QUERIES, SIDES, package, small_module
 from triton_support import ENVIRONMENT, Triton, require_triton
 
 require_triton()
@@ -31,11 +32,14 @@ from detrt import Detections, Detector
 from detrt.cli import main
 from detrt.detections import Masks
 from detrt.graph.io import read_spec, with_spec
+from detrt.models import trust
 from detrt.serve.triton import write_triton_repo
 from detrt.serve.triton_config import TritonConfig
+from detrt.spec import DecodeSpec, InputSpec, ModelSpec
 
-# A stretched family, a padded one, one that takes a prompt, and masks.
-FAMILIES = {"rt_detr_v2": "", "detr": "", "grounding_dino": "red. blue.", "rf_detr-seg": ""}
+# A stretched family, a padded one, one that takes a prompt, masks, and reading order with quadrilaterals.
+FAMILIES = {"rt_detr_v2": "", "detr": "", "grounding_dino": "red. blue.", "rf_detr-seg": "", "pp_doclayout_v4": ""}
+EXTRAS = {"rf_detr-seg": "segmentation", "pp_doclayout_v4": "quad"}  # fields of a detection that has more than a box
 CLIENTS = {"http": over_http, "grpc": over_grpc}
 SIZES = [(60, 90), (90, 60), (64, 64), (48, 100), (100, 48), (60, 90), (80, 72), (50, 98)]
 
@@ -266,7 +270,7 @@ def test_metrics_count_images_and_runs(server, images):
 
 
 def test_one_client_for_triton_and_for_detrt(server, bundles, images):
-    names = ("rt_detr_v2", "grounding_dino", "rf_detr-seg")
+    names = ("rt_detr_v2", "grounding_dino", "rf_detr-seg", "pp_doclayout_v4")
     with Server(*(f"{name}={bundles[name]}" for name in names), "--workers", 1, "--threshold", 0.0) as ours:
         clients = [over_http.InferenceServerClient(address) for address in (server.http, f"{ours.host}:{ours.port}")]
         for name in names:
@@ -279,6 +283,17 @@ def test_one_client_for_triton_and_for_detrt(server, bundles, images):
                 np.testing.assert_array_equal(
                     *(answer.as_numpy(row["name"]) for answer in answers), err_msg=f"{name} {row['name']}"
                 )
+            told = httpx.post(
+                f"{ours.address}/v1/detect",
+                params={"model": name} | ({"prompt": "red. blue."} if FAMILIES[name] else {}),
+                files=[("images", png(image)) for image in images[:3]],
+                timeout=60,
+            ).json()
+            listed = [row["detections"] for row in told["images"]]
+            assert listed == [detections_of(answers[1], row).to_list() for row in range(3)], name
+            assert (EXTRAS.get(name, "label") in listed[0][0]) and ("reading_order" in listed[0][0]) == (
+                name == "pp_doclayout_v4"
+            )
             both = [
                 client.infer(
                     name,
@@ -394,3 +409,26 @@ def test_the_environment_is_a_parameter(shades, tmp_path):
         answer = client.infer("shades", [encoded("http", [colour_of(0)])])
         assert answer.as_numpy("BOXES").shape == (1, 5, 4) and answer.as_numpy("LABELS").shape == (1, 5)
         assert 0 < answer.as_numpy("COUNT")[0, 0] <= 5
+
+
+@pytest.mark.slow
+def test_native_code_runs_by_consent_of_the_server(tmp_path, monkeypatch):
+    """A package that was built elsewhere: the repository cannot consent, the environment of Triton can."""
+    pytest.importorskip("torch", reason="needs the 'export' extra")
+    labels, rule = {0: "red", 1: "green", 2: "blue"}, DecodeSpec("sigmoid", "topk", QUERIES, CLASSES, 10)
+    spec = ModelSpec("test", InputSpec("stretch", *SIDES), rule, labels)
+    (tmp_path / "bundle").mkdir()
+    package(small_module(), spec, tmp_path / "bundle")
+    monkeypatch.setenv(trust.STORE, "off")
+    monkeypatch.setenv(trust.VARIABLE, "1")
+    write_triton_repo(tmp_path / "bundle", tmp_path / "r", TritonConfig(name="native", backend="inductor", threshold=0.0))
+    image = colour_of(0)
+    with Detector(tmp_path / "bundle", threads=1, threshold=0.0) as detector:
+        want = detector(image)
+    with Triton(tmp_path / "r") as server, client_of(server, "http") as client:
+        assert detections_of(client.infer("native", [encoded("http", [image])]), 0) == want and len(want) > 2
+    for answer in ("0", None):
+        monkeypatch.setenv(trust.VARIABLE, answer) if answer else monkeypatch.delenv(trust.VARIABLE)
+        with Triton(tmp_path / "r", "--exit-on-error=false") as server, client_of(server, "http") as client:
+            assert "holds native code" in server.log and trust.VARIABLE in server.log and "Traceback" not in server.log
+            assert not client.is_model_ready("native")
