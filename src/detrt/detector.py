@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import inspect
 import itertools
 import os
 import warnings
@@ -32,7 +31,7 @@ from .data.tiles import Tiling, make_tiling, merge
 from .data.track import Tracker
 from .detections import Detections
 from .errors import ImageError, PromptError, SessionError, SpecError
-from .models.load import LoadChanges, LoadOptions, check_changes, takes_load_options
+from .models.load import LoadChanges, LoadOptions, check_changes
 from .spec import ORDER_LOGITS, ModelSpec, extra_outputs
 from .system import IMAGE_DECODERS, usable_cores
 from .text.postprocess import TEXT_THRESHOLD
@@ -153,14 +152,8 @@ P = ParamSpec("P")
 def _with_parameters_of(
     init: Callable[Concatenate[Any, P], None],
 ) -> Callable[[Callable[..., Detector]], Callable[Concatenate[Any, P], Detector]]:
-    """The parameters of a constructor for another function, as editors, type checkers and `inspect` see them."""
-
-    def same(function: Callable[..., Detector]) -> Callable[Concatenate[Any, P], Detector]:
-        parameters = inspect.signature(init).parameters.values()
-        function.__signature__ = inspect.Signature([*parameters])  # type: ignore[attr-defined]
-        return function
-
-    return same
+    """The parameters of a constructor for another function, as editors and type checkers see them."""
+    return lambda function: function
 
 
 class Detector:
@@ -207,7 +200,6 @@ class Detector:
         TypeError: options of opening for a session that is open already.
     """
 
-    @takes_load_options
     def __init__(
         self,
         model: Session | str | os.PathLike[str],

@@ -35,7 +35,7 @@ from .data.preprocess import preprocessing_words
 from .errors import EngineError, ExportError, MissingPackageError, OutputError, SpecError
 from .evaluation.models import is_foreign
 from .models.contract import ExportConfig
-from .models.load import FLAGS, LoadChanges, LoadOptions, changed, check_changes, hub_name, takes_load_options
+from .models.load import FLAGS, LoadChanges, LoadOptions, changed, check_changes, hub_name
 from .precision import PrecisionConfig
 from .precision.capability import check_before
 from .precision.config import PLACEMENTS, RANGES, SEARCH_PLOT, SEARCH_STATE
@@ -62,7 +62,6 @@ class BuildReport:
         return [preprocessing_words(self.bundle.spec.input), *[compared] * bool(compared)]
 
 
-@takes_load_options
 def build(
     model: str | Path,
     output: Path | str | None = None,

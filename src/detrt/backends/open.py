@@ -12,7 +12,7 @@ from ..bundle import MANIFEST, Bundle, open_whole
 from ..data.arguments import check_device, check_integer, check_model
 from ..errors import PromptError, SessionError, SpecError
 from ..models import trust
-from ..models.load import LoadChanges, LoadOptions, changed, check_changes, hub_name, takes_load_options
+from ..models.load import LoadChanges, LoadOptions, changed, check_changes, hub_name
 from ..models.source import checkpoint_inside
 from ..spec import ModelSpec, is_query_encoder, is_text_encoder
 from ..system import CPU
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 BUNDLE = "bundle"
 
 
-@takes_load_options
 def open_session(
     ref: str | os.PathLike,
     *,

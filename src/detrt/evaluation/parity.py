@@ -23,7 +23,7 @@ from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, group_by_size, preprocess
 from ..detections import Detections
 from ..errors import GateError, SessionError
-from ..models.load import RECORDED, LoadChanges, LoadOptions, changed, check_changes, takes_load_options
+from ..models.load import RECORDED, LoadChanges, LoadOptions, changed, check_changes
 from ..spec import PIXEL_VALUES, ModelSpec, Precision
 from ..system import CountProgress
 from ..text.prompts import Prompt
@@ -42,7 +42,6 @@ Pair = tuple[Detections, Detections]  # of the reference and the candidate in on
 DIVERGENCE = ("auto", "always", "never")
 
 
-@takes_load_options
 def verify(
     reference: str | Path | Session | Source | None,
     candidate: str | Path | Session,

@@ -259,18 +259,6 @@ def changed(options: LoadOptions | None, changes: LoadChanges) -> LoadOptions:
     return replace(options or LoadOptions(), **changes)  # type: ignore[arg-type]  # __post_init__ makes paths of texts
 
 
-def takes_load_options(function: Function) -> Function:
-    """A function that takes `**changes`, fields of `LoadOptions`: its signature names them; see `check_changes`."""
-    signature = inspect.signature(function)
-    own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-    loading = [
-        inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.type)
-        for one in fields(LoadOptions)
-    ]
-    function.__signature__ = signature.replace(parameters=[*own, *loading])  # type: ignore[attr-defined]
-    return function
-
-
 # Keywords of other tools, and options of the command line -> ours.
 _ELSEWHERE = {
     "conf": ("threshold",),
@@ -291,8 +279,9 @@ _ELSEWHERE = {
 
 
 def check_changes(function: Callable[..., Any], changes: LoadChanges) -> None:
-    """Raise TypeError for a keyword that a function of `takes_load_options` does not take, with the closest name that it takes."""
-    allowed = [name for name in inspect.signature(function).parameters if name != "self"]
+    """Raise TypeError for a keyword that a function with `**changes: Unpack[LoadChanges]` does not take, with the closest that it takes."""
+    own = [one.name for one in inspect.signature(function).parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    allowed = [*(name for name in own if name != "self"), *LoadChanges.__annotations__]
     for name in changes:
         if name not in allowed:
             close = [other for other in _ELSEWHERE.get(name, ()) if other in allowed]
@@ -301,7 +290,6 @@ def check_changes(function: Callable[..., Any], changes: LoadChanges) -> None:
             raise TypeError(f"{function.__qualname__.removesuffix('.__init__')} has no keyword {name!r}; {hint}")
 
 
-@takes_load_options
 def load_source(ref: str, options: LoadOptions | None = None, **changes: Unpack[LoadChanges]) -> Source:
     """Load a checkpoint.
 
