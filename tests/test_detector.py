@@ -12,8 +12,9 @@ from runtime_cases import make_session, make_spec, red
 
 from detrt import build, load_source, open_session, verify
 from detrt.backends.base import FakeSession, Session, check_feeds, check_spec
+from detrt.backends.search import SessionOptions
 from detrt.detections import Detections
-from detrt.detector import Detector
+from detrt.detector import Detector, DetectorOptions
 from detrt.errors import ImageError, PromptError, SessionError, SpecError
 from detrt.models.load import LoadChanges, LoadOptions
 from detrt.spec import TensorInfo
@@ -202,10 +203,20 @@ def test_repr_says_what_it_is():
     assert text == "<Detector unnamed (test): 3 classes, input 8x12, batch size 4, fake, threshold 0.25>"
 
 
+def test_options_are_the_arguments_of_the_constructor():
+    given = list(inspect.signature(Detector).parameters)[1:]
+    own = [one.name for one in dataclasses.fields(DetectorOptions)]
+    opening = [one.name for one in dataclasses.fields(SessionOptions) if one.name not in ("eager_kernels", "rounded", "tuning")]
+    assert given[: len(own)] == own  # in this order
+    assert {*given[len(own) :]} == {*opening, "performance", "streams", "changes"}
+    detector = Detector.with_options(make_session(make_spec()), DetectorOptions(threshold=0.25, tile=64))
+    assert detector.threshold == 0.25 and detector.tiling is not None
+
+
 def test_open_is_the_constructor():
     opened = Detector.open(make_session(make_spec()), threshold=0.25, color="bgr")
     assert opened.threshold == 0.25
-    with pytest.raises(TypeError, match="device, backend"):
+    with pytest.raises(TypeError, match="backend, device"):
         Detector(make_session(make_spec()), device="cpu", backend="torch")
 
 

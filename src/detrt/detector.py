@@ -17,7 +17,8 @@ import numpy as np
 
 from .backends.base import NO_PROMPT, Outputs, PendingOutputs, Session
 from .backends.prompted import Prompts, prompt_groups, require_prompt
-from .data.arguments import check_device, check_integer, check_model, many_images, one_image, pixel_size
+from .backends.search import SessionOptions
+from .data.arguments import check_integer, check_model, many_images, one_image, pixel_size
 from .data.given import AnyImage, as_image, is_address, media_of
 from .data.images import Input, load_image
 from .data.live import LiveSource
@@ -31,7 +32,7 @@ from .data.tiles import Tiling, make_tiling, merge
 from .data.track import Tracker
 from .detections import Detections
 from .errors import ImageError, PromptError, SessionError, SpecError
-from .models.load import LoadChanges, LoadOptions, check_changes
+from .models.load import LoadChanges, LoadOptions, changed, check_changes
 from .spec import ORDER_LOGITS, ModelSpec, extra_outputs
 from .system import IMAGE_DECODERS, usable_cores
 from .text.postprocess import TEXT_THRESHOLD
@@ -146,6 +147,43 @@ class FoundInTiles:
         return self.found
 
 
+@dataclass(frozen=True, slots=True)
+class DetectorOptions:
+    """What a detector does with images: the arguments of `Detector` of the same names.
+
+    Raises:
+        ValueError, ArgumentError: a value that is not allowed.
+    """
+
+    threshold: float = 0.5
+    batch_size: int | None = None
+    size: SizeHW | int | None = None
+    classes: Sequence[str | int] | None = None
+    class_thresholds: Mapping[str | int, float] | None = None
+    max_detections: int | None = None
+    tile: SizeHW | int | None = None
+    overlap: float | None = None
+    resize_threads: int = 1
+    on_device: bool = True
+    image_decoder: str = "cpu"
+    color: str = "rgb"
+    prompt: Prompts | None = None
+    task: str = ""
+    phrases: str = "best"
+    text_threshold: float = TEXT_THRESHOLD
+
+    def __post_init__(self) -> None:
+        check_threshold(self.threshold)
+        check_threshold(self.text_threshold, "text_threshold")
+        for name, usual in (("batch_size", None), ("max_detections", None), ("resize_threads", 1)):
+            object.__setattr__(self, name, check_integer(getattr(self, name), name) or usual)
+        object.__setattr__(self, "size", pixel_size(self.size, "size"))
+        make_tiling(self.tile, self.overlap)
+        check_image_decoder(self.image_decoder)
+        if self.color not in COLORS:
+            raise ValueError(f"color must be one of {', '.join(COLORS)}; got {self.color!r}")
+
+
 P = ParamSpec("P")
 
 
@@ -230,55 +268,58 @@ class Detector:
         **changes: Unpack[LoadChanges],
     ) -> None:
         check_changes(Detector.__init__, changes)
-        check_threshold(threshold)
-        check_threshold(text_threshold, "text_threshold")
         check_model(model, sessions=True)
-        batch_size, max_detections = check_integer(batch_size, "batch_size"), check_integer(max_detections, "max_detections")
-        resize_threads = check_integer(resize_threads, "resize_threads") or 1
-        size_hw, tiling = pixel_size(size, "size"), make_tiling(tile, overlap)
-        check_image_decoder(image_decoder)
-        if color not in COLORS:
-            raise ValueError(f"color must be one of {', '.join(COLORS)}; got {color!r}")
-        opening = {
-            "device": check_device(device),
-            "threads": check_integer(threads, "threads"),
-            "performance": performance,
-            "streams": check_integer(streams, "streams"),
-            "spec": spec,
-            "load": load,
-            **changes,
-        }
-        if isinstance(model, (str, os.PathLike)):
-            from .backends.open import open_session
+        options = DetectorOptions(
+            threshold, batch_size, size, classes, class_thresholds, max_detections, tile, overlap, resize_threads, on_device,
+            image_decoder, color, prompt, task, phrases, text_threshold,
+        )  # fmt: skip
+        tuning = {"performance": performance, "streams": streams}
+        opening = SessionOptions(backend, device, threads, tuning, spec, load=changed(load, changes))
+        self._open(model, options, opening)
 
-            session: Session = open_session(model, backend=backend, **opening)  # type: ignore[arg-type]
+    @classmethod
+    def with_options(
+        cls, model: Session | str | os.PathLike[str], options: DetectorOptions, opening: SessionOptions | None = None
+    ) -> Detector:
+        """As the constructor, whose arguments are two objects: what is done with images, and how the model is opened."""
+        detector = cls.__new__(cls)
+        detector._open(model, options, opening or SessionOptions())
+        return detector
+
+    def _open(self, model: Session | str | os.PathLike[str], options: DetectorOptions, opening: SessionOptions) -> None:
+        if isinstance(model, (str, os.PathLike)):
+            from .backends.open import open_with
+
+            session: Session = open_with(model, opening)
         else:
             session = model
-            if given := [name for name, value in opening.items() if value is not None] + ["backend"] * (backend != "auto"):
+            if given := opening.given():
                 raise TypeError(f"{', '.join(given)}: options of opening, but this session is open already; leave them out")
+        prompt = options.prompt
         try:
             takes_prompt = session.info.text is not None
-            if not takes_prompt and (prompt is not None or task or phrases != "best"):
+            if not takes_prompt and (prompt is not None or options.task or options.phrases != "best"):
                 raise PromptError(NO_PROMPT)
-            if takes_prompt and classes is not None:
+            if takes_prompt and options.classes is not None:
                 raise PromptError(_NO_CLASSES.format("`classes`"))
-            self._prompt_options = {"task": task, "phrases": phrases, "text_threshold": text_threshold}
+            self._prompt_options = {"task": options.task, "phrases": options.phrases, "text_threshold": options.text_threshold}
             self.session = session if prompt is None else session.bind(prompt, **self._prompt_options)
             self.spec: ModelSpec = self.session.spec
-            self.class_ids = self._ids_of(classes)
-            self.class_thresholds = self._thresholds_of(class_thresholds or {})
-            self._choose_batches(size_hw, batch_size, on_device, image_decoder)
+            self.class_ids = self._ids_of(options.classes)
+            self.class_thresholds = self._thresholds_of(options.class_thresholds or {})
+            self._choose_batches(options)
         except BaseException:
             if session is not model:
                 session.close()
             raise
-        self.threshold = threshold
-        self.max_detections = max_detections
-        self.tiling = tiling
-        if note := more_than_given(max_detections, self.spec):
-            warnings.warn(f"max_detections {note}", stacklevel=2)
-        self._color = color
-        self._resizers = ThreadPoolExecutor(resize_threads, "detrt-resize") if resize_threads > 1 else None
+        self.threshold = options.threshold
+        self.max_detections = options.max_detections
+        self.tiling = make_tiling(options.tile, options.overlap)
+        if note := more_than_given(options.max_detections, self.spec):
+            warnings.warn(f"max_detections {note}", stacklevel=3)
+        self._color = options.color
+        threads = options.resize_threads
+        self._resizers = ThreadPoolExecutor(threads, "detrt-resize") if threads > 1 else None
 
     def __getattr__(self, name: str) -> Any:
         hint = f"; {_METHODS[name]}" if name in _METHODS else ""
@@ -294,14 +335,14 @@ class Detector:
             raise PromptError(_NO_CLASSES.format("`class_thresholds`"))
         return self.spec.class_thresholds(named.items())
 
-    def _choose_batches(self, size_hw: SizeHW | None, batch_size: int | None, on_device: bool, image_decoder: str) -> None:
+    def _choose_batches(self, options: DetectorOptions) -> None:
         """Input size, batch size, and what resizes and decodes the images."""
-        info = self.session.info
-        self.size = self._checked_size(size_hw)
-        self._sizes = info.sizes if size_hw is None else ()
-        self._runner = self.session.image_runner if on_device and self.spec.input.antialias else None
+        info, batch_size, size = self.session.info, options.batch_size, pixel_size(options.size, "size")
+        self.size = self._checked_size(size)
+        self._sizes = info.sizes if size is None else ()
+        self._runner = self.session.image_runner if options.on_device and self.spec.input.antialias else None
         self.decoder: GpuDecoder | None = None
-        if image_decoder == "gpu":
+        if options.image_decoder == "gpu":
             if self._runner is None:
                 raise SessionError(_NO_GPU_DECODING.format(info.name))
             self.decoder = self._runner.decoder()

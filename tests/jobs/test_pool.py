@@ -17,6 +17,7 @@ from cli_support import cli, place, run_process, shades, snapshot, write_onnx  #
 from detrt.backends.open import open_session
 from detrt.data.images import expand_inputs
 from detrt.data.video import video_writer
+from detrt.detector import DetectorOptions
 from detrt.errors import SessionError
 from detrt.jobs.pool import DevicePool
 from detrt.jobs.run import ImageFailure
@@ -100,7 +101,7 @@ def test_standard_output_and_summary(place):
 def test_a_killed_worker_is_replaced(place):
     """Killed again and again by somebody: every image is there once, in order."""
     inputs = expand_inputs([shades(place / "many", 400)])
-    with DevicePool("bundle", ("cpu", "cpu"), detector={"threshold": 0.1, "batch_size": 8}) as pool:
+    with DevicePool("bundle", ("cpu", "cpu"), detector=DetectorOptions(threshold=0.1, batch_size=8)) as pool:
         killed = []
 
         def kill() -> None:
@@ -115,7 +116,7 @@ def test_a_killed_worker_is_replaced(place):
             rows.append(found)
         assert pool.replaced == 2 and len(set(killed)) == 2
     assert [row.input for row in rows] == inputs
-    with DevicePool("bundle", ("cpu",), detector={"threshold": 0.1, "batch_size": 8}) as pool:
+    with DevicePool("bundle", ("cpu",), detector=DetectorOptions(threshold=0.1, batch_size=8)) as pool:
         alone = list(pool.detect_inputs(inputs))
     assert [row.record.to_dict() for row in rows] == [row.record.to_dict() for row in alone]
 
@@ -123,7 +124,7 @@ def test_a_killed_worker_is_replaced(place):
 def test_a_worker_that_cannot_be_kept_is_named(place):
     """Whatever is sent to a worker kills it: an error that names the device, the signal and an image, not a hang."""
     inputs = expand_inputs([shades(place / "many", 16)])
-    with DevicePool("bundle", ("cpu",), detector={"batch_size": 8}) as pool:
+    with DevicePool("bundle", ("cpu",), detector=DetectorOptions(batch_size=8)) as pool:
         seen = set()
 
         def hunt() -> None:
@@ -151,7 +152,7 @@ def test_a_worker_that_cannot_be_kept_is_named(place):
 
 def test_nothing_is_left_running(place):
     inputs = expand_inputs([shades(place / "many", 64)])
-    with DevicePool("bundle", ("cpu", "cpu"), detector={"batch_size": 1}) as pool:
+    with DevicePool("bundle", ("cpu", "cpu"), detector=DetectorOptions(batch_size=1)) as pool:
         workers = [worker.process for worker in pool._workers]
         results = pool.detect_inputs(inputs)
         assert not isinstance(next(results), ImageFailure)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pyarrow.parquet as parquet
 
+from detrt.backends.search import SessionOptions
+from detrt.detector import DetectorOptions
 from detrt.jobs.ray.job import ClusterConfig, run_job
 from detrt.jobs.ray.worker import ShardDetector
 
@@ -20,7 +22,7 @@ class Here:
 
     @contextmanager
     def __call__(self, job, shipment, config):
-        self.detector = ShardDetector(replace(job, device="cpu"), shipment)
+        self.detector = ShardDetector(replace(job, session=replace(job.session, device="cpu")), shipment)
         yield self
 
     def describe(self):
@@ -37,8 +39,8 @@ class Here:
 
 
 def start(names, output="out", runner=None, **config):
-    session, truth = config.pop("session", {}), config.pop("truth", None)
-    options = {"threshold": 0.1, "batch_size": 4, **config.pop("detector", {})}
+    session, truth = SessionOptions(**config.pop("session", {})), config.pop("truth", None)
+    options = DetectorOptions(**{"threshold": 0.1, "batch_size": 4, **config.pop("detector", {})})
     config.setdefault("shard", 8)
     return run_job(
         config.pop("model", "bundle"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..bundle import MANIFEST, Bundle, open_whole
-from ..data.arguments import check_device, check_integer, check_model
+from ..data.arguments import check_model
 from ..errors import PromptError, SessionError, SpecError
 from ..models import trust
 from ..models.load import LoadChanges, LoadOptions, changed, check_changes, hub_name
@@ -72,13 +72,16 @@ def open_session(
         SpecError, EngineError, SourceError, MissingPackageError: from the one that opens it.
     """
     check_changes(open_session, changes)
+    tuning = {"performance": performance, "streams": streams}
+    return open_with(ref, SessionOptions(backend, device, threads, tuning, spec, eager_kernels, rounded, changed(load, changes)))
+
+
+def open_with(ref: str | os.PathLike, options: SessionOptions) -> BaseSession:
+    """As `open_session`, whose arguments are one object."""
     check_model(ref)
-    device, threads, streams = check_device(device), check_integer(threads, "threads"), check_integer(streams, "streams")
-    tuning = {name: value for name, value in (("performance", performance), ("streams", streams)) if value is not None}
-    reading = changed(load, changes)
-    with trust.allowing(reading.trust_remote_code):
-        session = _open(ref, SessionOptions(backend, device, threads, tuning, spec, eager_kernels, rounded, reading))
-    for name in tuning:
+    with trust.allowing(options.load.trust_remote_code):
+        session = _open(ref, options)
+    for name in options.tuning:
         owner = next(target for target in targets.TARGETS if name in target.tuning)
         if session.info.backend not in owner.names:
             runs, why = session.info.name, f" ({session.info.note})" if session.info.note else ""

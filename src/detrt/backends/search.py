@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..bundle import Bundle, BundleFile
+from ..data.arguments import check_device, check_integer
 from ..errors import DetrtError, SpecError
 from ..models.load import FLAGS, LoadOptions
 from ..spec import ModelSpec
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """The arguments of `open_session` of these names. tuning: `performance` and `streams`, where they are given."""
+    """The arguments of `open_session` of these names. tuning: `performance` and `streams`, where they are given.
+
+    Raises:
+        ArgumentError: a value of a wrong type.
+    """
 
     backend: str = "auto"
     device: str | None = None
@@ -29,6 +34,24 @@ class SessionOptions:
     eager_kernels: bool = False
     rounded: bool = False
     load: LoadOptions = field(default_factory=LoadOptions)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "device", check_device(self.device))
+        object.__setattr__(self, "threads", check_integer(self.threads, "threads"))
+        tuning = {name: value for name, value in self.tuning.items() if value is not None}
+        object.__setattr__(
+            self,
+            "tuning",
+            {**tuning, **({"streams": check_integer(tuning["streams"], "streams")} if "streams" in tuning else {})},
+        )
+
+    def given(self) -> dict[str, Any]:
+        """What is not the default, by the name of its argument."""
+        usual = SessionOptions()
+        own = [one.name for one in fields(self) if one.name not in ("tuning", "load")]
+        found = {name: getattr(self, name) for name in own if getattr(self, name) != getattr(usual, name)}
+        load = {one.name: getattr(self.load, one.name) for one in fields(self.load)}
+        return {**found, **self.tuning, **{name: value for name, value in load.items() if value != getattr(usual.load, name)}}
 
     @property
     def device_kind(self) -> str:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import DetrtError, ImageError
 from .options import Given
+
+if TYPE_CHECKING:
+    from ..backends.search import SessionOptions
+    from ..detector import DetectorOptions
 
 CLUSTERS = ("ray",)
 _NEEDED = {"cluster": CLUSTERS}
@@ -118,8 +122,8 @@ def detect_on_cluster(
     inputs: Sequence[str],
     options: ClusterOptions,
     *,
-    session: Mapping[str, Any],
-    detector: Mapping[str, Any],
+    session: SessionOptions,
+    detector: DetectorOptions,
     coco_images: Path | None,
     quiet: bool,
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,12 +24,13 @@ from .options import Given, PromptOptions, RunOptions, command
 from .outputs import OutputOptions
 
 if TYPE_CHECKING:
-    from ..detector import Detector
+    from ..backends.search import SessionOptions
+    from ..detector import Detector, DetectorOptions
 
 
 @dataclass(frozen=True, slots=True)
-class DetectorOptions:
-    """Options of `Detector`.
+class ImageOptions:
+    """What is done with images, as the command line has it.
 
     Raises:
         SpecError: a number out of range. DetrtError: an unknown decoder.
@@ -103,26 +104,25 @@ class DetectorOptions:
         if self.image_decoder not in IMAGE_DECODERS:
             raise DetrtError(f"--image-decoder must be {' or '.join(IMAGE_DECODERS)}; got {self.image_decoder!r}")
 
-    def arguments(self, prompt: PromptOptions) -> dict[str, Any]:
-        """Keywords of `Detector`. Newer ones are left out at their default, since a cluster run is bound to them."""
+    def make(self, prompt: PromptOptions) -> DetectorOptions:
+        from ..detector import DetectorOptions
         from ..text.postprocess import TEXT_THRESHOLD
 
-        found = {
-            "threshold": self.threshold,
-            "batch_size": self.batch,
-            "size": self.size,
-            "classes": None if self.classes is None else list(self.classes),
-            "max_detections": self.max_detections,
-            "prompt": prompt.read(),
-            "task": prompt.task,
-            "phrases": self.phrases,
-            "text_threshold": TEXT_THRESHOLD if self.text_threshold is None else self.text_threshold,
-        }
-        if self.class_thresholds:
-            found["class_thresholds"] = dict(self.class_thresholds)
-        if self.tile is not None:
-            found |= {"tile": self.tile, "overlap": self.overlap}
-        return found if self.image_decoder == "cpu" else {**found, "image_decoder": self.image_decoder}
+        return DetectorOptions(
+            threshold=self.threshold,
+            batch_size=self.batch,
+            size=self.size,
+            classes=None if self.classes is None else list(self.classes),
+            class_thresholds=dict(self.class_thresholds) or None,
+            max_detections=self.max_detections,
+            image_decoder=self.image_decoder,
+            tile=self.tile,
+            overlap=self.overlap,
+            prompt=prompt.read(),
+            task=prompt.task,
+            phrases=self.phrases,
+            text_threshold=TEXT_THRESHOLD if self.text_threshold is None else self.text_threshold,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def detect(
         list[str],
         typer.Argument(help="Images, videos, folders (searched at any depth), patterns; or cameras: rtsp://..., /dev/video0."),
     ],
-    detector: DetectorOptions,
+    detector: ImageOptions,
     prompt: PromptOptions,
     output: Given[OutputOptions],
     run: Given[RunOptions],
@@ -162,20 +162,16 @@ def detect(
 
     Exit code 0: all done; 2: something was wrong, or inputs were skipped; the outputs hold the others.
     """
+    from ..backends.search import SessionOptions
     from ..data.sinks import check_stdout_once
     from ..spec import read_spec_file
     from . import show
 
-    arguments = detector.arguments(prompt)
+    choices = detector.make(prompt)
     if not quiet:
         show.notes(prompt.notes())
-    session = {
-        "backend": run.backend,
-        "threads": opening.threads,
-        "spec": None if opening.spec is None else read_spec_file(opening.spec),
-        **openvino.arguments(),
-        **load.arguments(),
-    }
+    spec = None if opening.spec is None else read_spec_file(opening.spec)
+    session = SessionOptions(run.backend, threads=opening.threads, tuning=openvino.arguments(), spec=spec, load=load)
     sources = find_sources(inputs, live, stream)
     if cluster.cluster is not None:
         check_alone(output, run)
@@ -187,19 +183,17 @@ def detect(
             raise DetrtError("--track follows objects through one video, and --cluster spreads frames; leave one of them out")
         if sources:
             raise DetrtError(f"--cluster detects in files, and '{sources[0].path}' is a camera; leave --cluster out")
-        detect_on_cluster(
-            model, inputs, cluster, session=session, detector=arguments, coco_images=output.coco_images, quiet=quiet
-        )
+        detect_on_cluster(model, inputs, cluster, session=session, detector=choices, coco_images=output.coco_images, quiet=quiet)
         return
     options = output.make()
     if options.coco_images is not None and options.coco_file is None:
         raise DetrtError("--coco-images does nothing without --coco FILE; give both")
     check_stdout_once([options.jsonl, options.json_file, options.csv_file, options.coco_file])
     if not sources:
-        _detect_here(model, inputs, options, run.make(), session, arguments, track, quiet)
+        _detect_here(model, inputs, options, run.make(), session, choices, track, quiet)
         return
     check_live(output, run.device)
-    with _open_for_cameras(model, run.make(), session, arguments, len(sources)) as opened:
+    with _open_for_cameras(model, run.make(), session, choices, len(sources)) as opened:
         detect_live(opened, sources, stream.make(), live.make(), options, track.make(), quiet)
 
 
@@ -208,8 +202,8 @@ def _detect_here(
     names: list[str],
     output: OutputOptions,
     run: RunOptions,
-    session: dict[str, Any],
-    arguments: dict[str, Any],
+    session: SessionOptions,
+    choices: DetectorOptions,
     track: TrackOptions,
     quiet: bool,
 ) -> None:
@@ -245,11 +239,11 @@ def _detect_here(
     with contextlib.ExitStack() as stack:
         stack.enter_context(outputs.reader_may_leave())
         if len(run.device) > 1:
-            pool = DevicePool(model, run.device, session=session, detector=arguments, copies=copies, every=output.every)
+            pool = DevicePool(model, run.device, session=session, detector=choices, copies=copies, every=output.every)
             runner: Any = stack.enter_context(pool)
             found = pool.detect_inputs(inputs)
         else:
-            detector = stack.enter_context(Detector(model, device=run.one_device(), **session, **arguments))
+            detector = stack.enter_context(Detector.with_options(model, choices, replace(session, device=run.one_device())))
             detector.check_prompt()
             runner = detector.session
             found = detect_inputs(detector, inputs, every=output.every)
@@ -257,7 +251,7 @@ def _detect_here(
                 found = track_objects(found, tracker)
         started = time.perf_counter()
         if not quiet:
-            show.notes(_notes(runner, arguments["max_detections"]))
+            show.notes(_notes(runner, choices.max_detections))
         step = outputs.progress_bar(stack, len(inputs), quiet)  # before the writers: their lines go above the bar
         columns = TRACK_COLUMNS if tracker is not None else []
         writers = outputs.open_writers(stack, output, runner.spec, truth, quiet, columns)
@@ -282,22 +276,22 @@ def _notes(runner: Any, max_detections: int | None) -> list[str]:
     return notes
 
 
-def _open_for_cameras(model: str, run: RunOptions, session: dict[str, Any], arguments: dict[str, Any], cameras: int) -> Detector:
+def _open_for_cameras(model: str, run: RunOptions, session: SessionOptions, choices: DetectorOptions, cameras: int) -> Detector:
     """The detector that cameras share; a batch of their frames is faster than one by one on a GPU only."""
     from ..detector import Detector
 
-    opened = open_model(model, run, **session)
-    if arguments["batch_size"] is None:
-        arguments = {**arguments, "batch_size": 1 if opened.info.device == CPU else cameras}
+    opened = open_model(model, run, session)
+    if choices.batch_size is None:
+        choices = replace(choices, batch_size=1 if opened.info.device == CPU else cameras)
     try:
-        return Detector(opened, **arguments)
+        return Detector.with_options(opened, choices)
     except BaseException:
         opened.close()
         raise
 
 
-def open_model(model: str, run: RunOptions, **session: Any) -> Any:
-    """The session of a model on the one device of `run`, or on the backend's own."""
-    from ..backends.open import open_session
+def open_model(model: str, run: RunOptions, session: SessionOptions) -> Any:
+    """The session of a model with the backend and on the one device of `run`, or on the backend's own."""
+    from ..backends.open import open_with
 
-    return open_session(model, **{"backend": run.backend, "device": run.one_device(), **session})
+    return open_with(model, replace(session, backend=run.backend, device=run.one_device()))

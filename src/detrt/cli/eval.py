@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +18,7 @@ from ..system import IMAGE_DECODERS
 from .options import TEXT, Given, RunOptions, command
 
 if TYPE_CHECKING:
+    from ..backends.search import SessionOptions
     from ..evaluation.coco import EvalReport
 
 
@@ -75,6 +76,7 @@ def evaluate(
     load: Given[LoadOptions],
 ) -> None:
     """COCO average precision: all twelve metrics and one for each class."""
+    from ..backends.search import SessionOptions
     from ..evaluation.coco import SEGM, evaluate_results
     from ..evaluation.results import write_results
     from . import show
@@ -94,7 +96,7 @@ def evaluate(
     else:
         if model is None:
             raise DetrtError("give MODEL and --images DIR, or --results FILE to evaluate saved results")
-        opening = {**openvino.make().arguments(), **load.make().arguments()}
+        opening = SessionOptions(tuning=openvino.make().arguments(), load=load.make())
         report, name = _run(model, ground_truth, options.make(), run.make(), opening, limit, iou_type), model
     if save is not None:
         write_results(report.rows, save)
@@ -119,12 +121,13 @@ def _run(
     ground_truth: Path,
     options: EvalOptions,
     run: RunOptions,
-    opening: dict[str, Any],
+    opening: SessionOptions,
     limit: int | None,
     iou_type: str | None,
 ) -> EvalReport:
     """Evaluate a model: in this process, or with several devices in one for each."""
     from ..data.datasets import load_dataset
+    from ..detector import DetectorOptions
     from ..evaluation.coco import evaluate_coco, identity
     from ..jobs.pool import DevicePool
     from . import show
@@ -132,14 +135,19 @@ def _run(
 
     more: dict[str, Any] = {}
     if len(run.device) > 1:
-        detector: dict[str, Any] = {"threshold": 0.0, "batch_size": options.batch, "image_decoder": options.image_decoder}
-        detector |= {} if options.tile is None else {"tile": options.tile, "overlap": options.overlap}
-        opening = {"backend": run.backend, **opening}
+        detector = DetectorOptions(
+            threshold=0.0,
+            batch_size=options.batch,
+            image_decoder=options.image_decoder,
+            tile=options.tile,
+            overlap=options.overlap,
+        )
+        opening = replace(opening, backend=run.backend)
         categories = load_dataset(ground_truth).categories
         session: Any = DevicePool(model, run.device, session=opening, detector=detector, categories=categories)
         more = {"detect_batches": session.detect_batches}
     else:
-        session = open_model(model, run, **opening)
+        session = open_model(model, run, opening)
     with contextlib.closing(session), show.progress() as step:
         return evaluate_coco(
             session,

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from ..backends.base import SessionInfo
+from ..backends.search import SessionOptions
 from ..backends.worker_process import Worker, after_death
 from ..data.images import Input
 from ..data.sinks import Record
 from ..detections import Detections
+from ..detector import DetectorOptions
 from ..errors import ImageError, SessionError
 from ..system import CPU, cpu_threads
 from .run import ImageFailure, ImageResult
@@ -55,14 +57,14 @@ class _DeviceWorker(Worker):
         self.facts = facts
 
     def ending(self) -> str:
-        return f"the worker on {self.opening.device} (process {self.process.pid}) {super().ending()}"
+        return f"the worker on {self.opening.session.device} (process {self.process.pid}) {super().ending()}"
 
 
 class DevicePool:
     """Detectors on several devices of this machine, each in a process of its own that also decodes its images.
 
-    ref: as for `open_session`. devices: see `parse_devices`. session: further arguments of `open_session`;
-    detector: of `Detector`. categories: of a COCO file, the prompt of a model that takes one.
+    ref: as for `open_session`. devices: see `parse_devices`. session: how it is opened, beside the device;
+    detector: what is done with images. categories: of a COCO file, the prompt of a model that takes one.
     copies: arguments of `AnnotatedCopies`, if workers save copies. every: take every n-th frame of a video.
 
     A worker that dies is replaced, and its unfinished tasks run again; if the same images kill a second worker, an error
@@ -77,8 +79,8 @@ class DevicePool:
         ref: str | os.PathLike,
         devices: Sequence[str],
         *,
-        session: Mapping[str, Any] | None = None,
-        detector: Mapping[str, Any] | None = None,
+        session: SessionOptions | None = None,
+        detector: DetectorOptions | None = None,
         categories: list[dict[str, Any]] | None = None,
         copies: Mapping[str, Any] | None = None,
         every: int = 1,
@@ -86,15 +88,14 @@ class DevicePool:
         if not devices:
             raise SessionError("no devices; give at least one, e.g. `device=0,1`")
         threads = cpu_threads(devices)
-        options = dict(session or {})
-        if CPU in devices and options.get("threads") is None:
-            options["threads"] = threads
+        options = session or SessionOptions()
+        if CPU in devices and options.threads is None:
+            options = replace(options, threads=threads)
         opening = Opening(
             ref=os.fspath(ref),
-            device=devices[0],
             threads=threads,
             session=options,
-            detector=dict(detector or {}),
+            detector=detector or DetectorOptions(),
             categories=categories,
             copies=None if copies is None else dict(copies),
             every=every,
@@ -103,7 +104,7 @@ class DevicePool:
         self.replaced = 0
         try:
             for device in devices:
-                self._workers.append(_DeviceWorker(replace(opening, device=device)))
+                self._workers.append(_DeviceWorker(replace(opening, session=replace(options, device=device))))
             for worker in self._workers:
                 worker.wait_until_ready()
         except BaseException:

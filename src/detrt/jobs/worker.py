@@ -10,15 +10,16 @@ import contextlib
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..backends.open import open_session
+from ..backends.open import open_with
+from ..backends.search import SessionOptions
 from ..backends.worker_process import Channel, ParentGone, answer_ahead, work_for_parent
 from ..data.images import Input
 from ..data.prefetch import Begun, Prefetcher
 from ..data.sinks import Record
-from ..detector import Detector
+from ..detector import Detector, DetectorOptions
 from .annotate import AnnotatedCopies
 from .run import ImageFailure, detect_inputs
 
@@ -30,15 +31,14 @@ Answer = tuple[int, Record | str]
 class Opening:
     """The first message to a worker: the model, its device, and what to do with the images.
 
-    threads: of the model on a CPU, and of the decoder. session: arguments of `open_session`; detector: of `Detector`; copies: of
-    `AnnotatedCopies`.
+    session: how the model is opened, with its device. detector: what is done with images. threads: that decode and resize them.
+    copies: arguments of `AnnotatedCopies`.
     """
 
     ref: str
-    device: str
     threads: int
-    session: Mapping[str, Any]
-    detector: Mapping[str, Any]
+    session: SessionOptions
+    detector: DetectorOptions
     categories: list[dict[str, Any]] | None = None
     copies: Mapping[str, Any] | None = None
     every: int = 1
@@ -51,13 +51,13 @@ def detect_for_parent(channel: Channel) -> None:
         ParentGone: the parent has exited. DetrtError: errors of opening or running the model.
     """
     opening: Opening = channel.receive()
-    session = open_session(opening.ref, device=opening.device, **opening.session)
+    session = open_with(opening.ref, opening.session)
     with contextlib.ExitStack() as stack:
         if opening.categories is not None:
             from ..evaluation.coco import bind_categories
 
             session = bind_categories(session, opening.categories)
-        detector = stack.enter_context(Detector(session, resize_threads=opening.threads, **opening.detector))
+        detector = stack.enter_context(Detector.with_options(session, replace(opening.detector, resize_threads=opening.threads)))
         detector.check_prompt()
         copies = stack.enter_context(AnnotatedCopies(**opening.copies)) if opening.copies is not None else None
         prefetcher = stack.enter_context(Prefetcher(opening.threads, decoder=detector.decoder))

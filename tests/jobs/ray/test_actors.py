@@ -17,6 +17,7 @@ pytest.importorskip("ray", reason="needs the 'ray' extra")
 parquet = pytest.importorskip("pyarrow.parquet", reason="needs the 'ray' extra")
 from cli_support import cli, place, run_process  # noqa: F401 - fixtures
 
+from detrt.detector import DetectorOptions
 from detrt.jobs.ray.actors import RayRunner
 from detrt.jobs.ray.job import ClusterConfig, run_job
 
@@ -68,8 +69,7 @@ def test_two_workers_are_killed(cli, place):
         ["many"],
         "out",
         config=ClusterConfig(workers=2, cpus=0.5, shard=4),
-        session={},
-        detector={"threshold": 0.1, "batch_size": 4},
+        detector=DetectorOptions(threshold=0.1, batch_size=4),
         runner=killer.make,
         progress=killer.progress,
     )
@@ -114,8 +114,7 @@ def test_a_node_of_a_cluster_is_lost(place):
             ["many"],
             "out",
             config=ClusterConfig(cpus=1, shard=6, address=cluster.address),
-            session={},
-            detector={"threshold": 0.1, "batch_size": 1},
+            detector=DetectorOptions(threshold=0.1, batch_size=1),
             runner=RayRunner,
             progress=progress,
         )
@@ -150,8 +149,7 @@ def test_two_thousand_images_and_two_killed_workers(cli, tmp_path, monkeypatch, 
         ["many"],
         "out",
         config=ClusterConfig(shard=64),
-        session={},
-        detector={"threshold": 0.4, "batch_size": 8},
+        detector=DetectorOptions(threshold=0.4, batch_size=8),
         runner=killer.make,
         progress=killer.progress,
     )

@@ -73,11 +73,12 @@ class RayRunner:
                     f"the cluster has {total.get('CPU', 0):g} CPUs and {total.get('GPU', 0):g} GPUs, too few for one worker of "
                     f"{config.cpus:g} CPUs and {gpus:g} GPUs; change `cpus_per_actor` or `gpus_per_actor`"
                 )
-            session = dict(job.session)
-            if not gpus and session.get("threads") is None:
-                session["threads"] = max(1, int(config.cpus))
+            threads = max(1, int(config.cpus))
             # Ray shows a worker its own GPUs only, so its first is always cuda:0.
-            self._job = replace(job, device="cuda:0" if gpus else CPU, session=session, decoders=max(1, int(config.cpus)))
+            session = replace(job.session, device="cuda:0" if gpus else CPU)
+            if not gpus and session.threads is None:
+                session = replace(session, threads=threads)
+            self._job = replace(job, session=session, decoders=threads)
             self._shipment = None if shipment is None or config.address is None else ray.put(shipment)
         except BaseException:
             self.close()

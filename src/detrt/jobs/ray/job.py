@@ -7,12 +7,14 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
 from ... import files
+from ...backends.search import SessionOptions
 from ...data.coco import CocoDataset
+from ...detector import DetectorOptions
 from ...errors import OutputError, SessionError, SpecError, one_line
 from ...spec import ModelSpec
 from ...system import CountProgress
@@ -108,15 +110,15 @@ def run_job(
     output: str,
     *,
     config: ClusterConfig,
-    session: Mapping[str, Any],
-    detector: Mapping[str, Any],
+    session: SessionOptions = SessionOptions(),  # noqa: B008 - frozen
+    detector: DetectorOptions = DetectorOptions(),  # noqa: B008 - frozen
     truth: CocoDataset | None = None,
     runner: Callable[[WorkerJob, PackedModel | None, ClusterConfig], Runner],
     progress: CountProgress | None = None,
 ) -> ClusterResult:
     """Detect in all images and write OUTPUT/detections/*.parquet, summary.json and, with `merge`, coco.json.
 
-    names: see `image_refs`. session, detector: arguments of `open_session` and `Detector`. truth: for image and
+    names: see `image_refs`. session, detector: how the model is opened, and what is done with images. truth: for image and
     category ids. progress: called with (images done, all). Started again with the same arguments, it resumes where
     the last one ended.
 
@@ -132,8 +134,7 @@ def run_job(
     shards = make_shards(refs, config.shard, truth)
     local = Path(model).exists()
     shipment = pack(model) if local else None
-    options = {**session, **detector, "coco_images": None if truth is None else str(truth.path)}
-    options = {key: value for key, value in options.items() if value not in (None, False, "", "auto")}
+    options = {**session.given(), **_chosen(detector)} | ({} if truth is None else {"coco_images": str(truth.path)})
     run = Run(shipment.digest if shipment else model, _plain(options), digest(refs), len(refs), config.shard)
     known = _read_spec(folder, run)
     done = _finished_shards(folder, shards, config.retry_bad) if known is not None else set()
@@ -143,9 +144,8 @@ def run_job(
     if known is None or missing:
         job = WorkerJob(
             model,
-            "",
-            dict(session),
-            dict(detector),
+            session,
+            detector,
             folder.name if folder.local is None else str(folder.local),
             {"model": run.model},
         )
@@ -297,6 +297,13 @@ def _changed_error(folder: ResultFolder, shard: Shard) -> OutputError:
 def _listed(shards: Iterable[Shard]) -> Iterator[tuple[int, str, str]]:
     for shard in shards:
         yield from ((number, ref.image, ref.address) for ref, number in zip(shard.refs, shard.image_ids, strict=True))
+
+
+def _chosen(detector: DetectorOptions) -> dict[str, Any]:
+    """What a run is bound to: each choice, and these three also where they are the default, which may change."""
+    values = {one.name: (getattr(detector, one.name), one.default) for one in fields(detector)}
+    bound = ("threshold", "phrases", "text_threshold")
+    return {name: value for name, (value, usual) in values.items() if name in bound or value != usual}
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:

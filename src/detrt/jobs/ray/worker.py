@@ -10,17 +10,17 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ... import files
-from ...backends.open import open_session
+from ...backends.search import SessionOptions
 from ...data.images import load_image
 from ...data.prefetch import Load, Prefetcher
 from ...data.raw_image import LoadedImage
 from ...detections import Detections
-from ...detector import Detector
+from ...detector import Detector, DetectorOptions
 from ...errors import ImageError, SessionError
 from ..run import ImageFailure, detect_inputs
 from .inputs import ImageRef
@@ -89,12 +89,11 @@ class PackedModel:
 
 @dataclass(frozen=True, slots=True)
 class WorkerJob:
-    """Configuration of the workers of a run. session, detector: arguments of `open_session` and `Detector`."""
+    """Configuration of the workers of a run: how a model is opened, and what is done with images."""
 
     model: str
-    device: str
-    session: Mapping[str, Any]
-    detector: Mapping[str, Any]
+    session: SessionOptions
+    detector: DetectorOptions
     output: str
     metadata: Mapping[str, Any]
     decoders: int = 1
@@ -107,8 +106,7 @@ class ShardDetector:
         ref = job.model if shipment is None else str(shipment.unpack())
         self.job = job
         self.place = ResultFolder(job.output)
-        session = open_session(ref, device=job.device, **job.session)
-        self.detector = Detector(session, resize_threads=job.decoders, **job.detector)
+        self.detector = Detector.with_options(ref, replace(job.detector, resize_threads=job.decoders), job.session)
         self.detector.check_prompt()
         decoder = self.detector.decoder
         load = functools.partial(read_image, load=load_image if decoder is None else decoder.open)
