@@ -110,7 +110,7 @@ def _yolo_images(file: Path, settings: Mapping[str, Any], part: str) -> list[Pat
         places = [root / name for root in (base, file.parent) for name in (entry, entry.removeprefix("../"))]
         place = next((one for one in places if one.exists()), None)
         if place is None:
-            raise ImageError(f"'{file}': there is no '{places[0]}', which `{part}` names; correct the path, or `path`")
+            raise ImageError(f"'{file}': there is no '{places[0]}', which '{part}' names; correct it, or 'path' of the file")
         if place.is_dir():
             found += sorted((p for p in place.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES), key=natural_key)
         else:
