@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..backends.openvino.config import OpenVinoRun
-from ..class_names import parse_class_thresholds, split_classes
+from ..class_names import read_class_thresholds, split_classes
 from ..data.stream_config import StreamConfig
 from ..errors import DetrtError, SpecError
 from ..models.load import LoadOptions
@@ -48,8 +48,8 @@ class ImageOptions:
     class_thresholds: tuple[tuple[str, float], ...] = field(
         default=(),
         metadata={
-            "help": "Thresholds of classes, instead of --threshold: person=0.6,car=0.4; may be repeated.",
-            "parse": parse_class_thresholds,
+            "help": "Thresholds of classes, instead of --threshold: person=0.6,car=0.4, or FILE.json; may be repeated.",
+            "parse": read_class_thresholds,
             "many": True,
         },
     )

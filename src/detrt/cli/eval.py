@@ -56,6 +56,65 @@ class EvalOptions:
             raise DetrtError(f"--image-decoder must be {' or '.join(IMAGE_DECODERS)}; got {self.image_decoder!r}")
 
 
+@dataclass(frozen=True, slots=True)
+class ChoiceOptions:
+    """What helps to choose a threshold or a model.
+
+    Raises:
+        DetrtError: a number out of range, or both.
+    """
+
+    thresholds: Path | None = field(
+        default=None,
+        metadata={"help": "Write the threshold of best F1 of each class, for detect --class-thresholds FILE.", "writes": "text"},
+    )
+    at_precision: float | None = field(
+        default=None, metadata={"help": "Thresholds of best recall with this precision instead.", "needs": {"thresholds": ()}}
+    )
+    at_recall: float | None = field(
+        default=None, metadata={"help": "Thresholds of best precision with this recall instead.", "needs": {"thresholds": ()}}
+    )
+    against: Path | None = field(
+        default=None, metadata={"help": "Results of another model (--save): is the difference more than chance?"}
+    )
+    report: Path | None = field(
+        default=None, metadata={"help": "Write curves, confusions and the comparison as an HTML page.", "writes": "text"}
+    )
+
+    def __post_init__(self) -> None:
+        for name, value in (("--at-precision", self.at_precision), ("--at-recall", self.at_recall)):
+            if value is not None and not 0 < value <= 1:
+                raise DetrtError(f"{name} must be above 0 and at most 1; got {value}")
+        if self.at_precision is not None and self.at_recall is not None:
+            raise DetrtError("--at-precision and --at-recall choose one threshold each; give one of them")
+        for path in (self.thresholds, self.report):
+            if path is not None:
+                files.check_place(path)
+
+    def write(self, report: EvalReport, name: str, ground_truth: Path, limit: int | None) -> str:
+        """Write what was asked for. Returns a line that says how another model differs, or ""."""
+        from ..evaluation.coco import evaluate_results
+        from ..evaluation.curves import compare, write_thresholds
+
+        if self.thresholds is not None:
+            write_thresholds(report.curves, self.thresholds, precision=self.at_precision, recall=self.at_recall)
+        against, said = None, ""
+        if self.against is not None:
+            assert report.dataset is not None
+            other = evaluate_results(self.against, ground_truth, limit=limit, iou_type=report.iou_type)
+            found = compare(other.evaluation, report.evaluation, report.dataset)
+            against = str(self.against), found
+            said = (
+                f"AP {found.difference:+.4f} against {self.against}; 95 % interval {found.low:+.4f} to {found.high:+.4f} "
+                f"({found.samples} draws of images)"
+            )
+        if self.report is not None:
+            from ..evaluation.eval_page import write_eval_page
+
+            write_eval_page(report, self.report, model=name, against=against)
+        return said
+
+
 @command
 def evaluate(
     model: Annotated[str | None, typer.Argument(help="Bundle, .onnx, .engine or checkpoint; leave out with --results.")] = None,
@@ -71,6 +130,7 @@ def evaluate(
     json_file: Annotated[str | None, typer.Option("--json", help="Metrics to this file; - is stdout."), TEXT] = None,
     *,
     options: Given[EvalOptions],
+    choice: ChoiceOptions,
     run: Given[RunOptions],
     openvino: Given[OpenVinoRun],
     load: Given[LoadOptions],
@@ -100,6 +160,7 @@ def evaluate(
         report, name = _run(model, ground_truth, options.make(), run.make(), opening, limit, iou_type), model
     if save is not None:
         write_results(report.rows, save)
+    said = choice.write(report, name, ground_truth, limit)
     data = {"model": name, **report.to_dict()}
     if json_file:
         show.write_json(data, json_file)
@@ -112,6 +173,8 @@ def evaluate(
     show.table(title, ("", "value"), figures, right=(1,))
     classes = sorted(((k, v) for k, v in report.per_class.items() if v is not None), key=lambda row: -row[1])
     show.table("AP by class", ("class", "AP"), [(key, _text(value)) for key, value in classes], right=(1,))
+    if said:
+        print(said)
     if report.without_class:
         print(f"annotated, but not found by this model: {', '.join(report.without_class)}")
 

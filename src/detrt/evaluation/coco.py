@@ -25,6 +25,7 @@ from ..detector import Detector
 from ..errors import ImageError, MissingPackageError, SessionError
 from ..spec import ModelSpec
 from ..system import CountProgress
+from .curves import ClassCurve, curves_of
 from .results import ResumeFile, Row, read_results
 
 # The twelve metrics in the order of pycocotools' `COCOeval.stats`.
@@ -66,6 +67,8 @@ class EvalReport:
         resumed: images whose results were read from the resume file.
         rows: the COCO results entries of the metrics.
         iou_type: "bbox", or "segm" for the IoU of masks.
+        evaluation, dataset: the COCOeval behind the metrics, and what it compares with. names: of the categories by id; those of the
+            model, where it has them.
     """
 
     metrics: Mapping[str, float | None]
@@ -77,10 +80,18 @@ class EvalReport:
     resumed: int = 0
     rows: Sequence[Row] = field(default=(), repr=False, compare=False)
     iou_type: str = BBOX
+    evaluation: Any = field(default=None, repr=False, compare=False)
+    dataset: CocoDataset | None = field(default=None, repr=False, compare=False)
+    names: Mapping[Any, str] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def curves(self) -> dict[str, ClassCurve]:
+        """Class name -> precision and recall by score, see `detrt.evaluation.curves`."""
+        return curves_of(self.evaluation, self.names)
 
     def to_dict(self) -> dict[str, Any]:
         """The twelve metrics by name, then `per_class`, `images`, `detections`, ...; without the rows."""
-        data = {name: getattr(self, name) for name in self.__slots__ if name != "rows"}
+        data = {name: getattr(self, name) for name in self.__slots__ if name not in ("rows", "evaluation", "dataset", "names")}
         return {**data.pop("metrics"), **data}
 
 
@@ -171,9 +182,13 @@ def evaluate_coco(
                 progress(len(by_image), len(ids))
         seconds = time.perf_counter() - start
     rows = [row for image in ids for row in by_image[image]]
-    metrics, per_class = score_rows(dataset, rows, iou_type)
+    evaluation = evaluated(dataset, rows, iou_type)
+    metrics, per_class = _metrics(dataset, evaluation)
     unknown = without_class(dataset, categories.values())
-    return EvalReport(metrics, per_class, len(ids), len(rows), unknown, seconds, resumed, rows, iou_type)
+    names = _names(dataset) | {category: session.spec.label(class_id) for class_id, category in categories.items()}
+    return EvalReport(
+        metrics, per_class, len(ids), len(rows), unknown, seconds, resumed, rows, iou_type, evaluation, dataset, names
+    )
 
 
 def evaluate_results(
@@ -210,10 +225,12 @@ def evaluate_results(
             if not is_segmentation(row["segmentation"], sizes[row["image_id"]]):
                 raise ImageError(f"the results file '{results}': entry {index} has a segmentation that is no mask of its image")
     start = time.perf_counter()
-    metrics, per_class = score_rows(dataset, rows, iou_type)
+    evaluation = evaluated(dataset, rows, iou_type)
+    metrics, per_class = _metrics(dataset, evaluation)
     unmatched = without_class(dataset, {row["category_id"] for row in rows})
     seconds = time.perf_counter() - start
-    return EvalReport(metrics, per_class, len(known), len(rows), unmatched, seconds, rows=rows, iou_type=iou_type)
+    more: dict[str, Any] = {"evaluation": evaluation, "dataset": dataset, "names": _names(dataset)}
+    return EvalReport(metrics, per_class, len(known), len(rows), unmatched, seconds, rows=rows, iou_type=iou_type, **more)
 
 
 def has_masks(dataset: CocoDataset) -> bool:
@@ -271,6 +288,11 @@ def score_rows(
     Raises:
         MissingPackageError: pycocotools is not installed.
     """
+    return _metrics(dataset, evaluated(dataset, rows, iou_type))
+
+
+def evaluated(dataset: CocoDataset, rows: Sequence[Row], iou_type: str = BBOX) -> Any:
+    """The COCOeval of COCO results entries, evaluated and accumulated; as `score_rows`."""
     coco_class, eval_class = _pycocotools()
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress and its table
         truth = _index(coco_class, dataset, dataset.annotations)
@@ -280,6 +302,10 @@ def score_rows(
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
+    return evaluation
+
+
+def _metrics(dataset: CocoDataset, evaluation: Any) -> tuple[dict[str, float | None], dict[str, float | None]]:
     # precision: (IoU thresholds, recalls, categories, areas, largest counts)
     precision = evaluation.eval["precision"][:, :, :, 0, -1]
     names = {category["id"]: category["name"] for category in dataset.categories}
@@ -287,6 +313,10 @@ def score_rows(
         {name: None if value < 0 else float(value) for name, value in zip(METRICS, evaluation.stats, strict=True)},
         {names[key]: _mean(precision[:, :, k]) for k, key in enumerate(evaluation.params.catIds)},
     )
+
+
+def _names(dataset: CocoDataset) -> dict[Any, str]:
+    return {category["id"]: str(category["name"]) for category in dataset.categories}
 
 
 def _area(truth: Any, row: Row, iou_type: str) -> float:

@@ -50,37 +50,40 @@ def write_report(report: VerifyReport, path: Path | str, *, candidate: str, refe
 
 def page(report: VerifyReport, *, candidate: str, reference: str) -> str:
     """The page as text. candidate, reference: what the user called them."""
-    sections = [_section("Verdict", _checks(report) + _failures_and_notes(report))]
+    sections = [html_section("Verdict", _checks(report) + _failures_and_notes(report))]
     if report.divergence is not None:
-        sections.append(_section("First divergence", _divergence(report)))
+        sections.append(html_section("First divergence", _divergence(report)))
     if report.scores or report.images:
-        sections.append(_section("Detections", _detections(report)))
+        sections.append(html_section("Detections", _detections(report)))
     if report.examples:
-        sections.append(_section("Images, the worst first", "".join(map(_example, report.examples))))
+        sections.append(html_section("Images, the worst first", "".join(map(_example, report.examples))))
     if report.ap is not None:
-        sections.append(_section("Average precision", _ap(report.ap)))
+        sections.append(html_section("Average precision", _ap(report.ap)))
     if report.tensors or report.slots:
-        sections.append(_section("Tensors and batch slots", _tensors(report)))
+        sections.append(html_section("Tensors and batch slots", _tensors(report)))
     if report.precision_map:
-        sections.append(_section("Precision map", _precision_map(report.precision_map)))
-    sections.append(_section("Environment", _environment()))
+        sections.append(html_section("Precision map", _precision_map(report.precision_map)))
+    sections.append(html_section("Environment", html_environment()))
     kind = "pass" if report.passed else "fail"
+    return fill_page("detrt verify", report.verdict, kind, _facts(report, candidate, reference), sections)
+
+
+def fill_page(title: str, verdict: str, kind: str, facts: Iterable[tuple[str, str]], sections: Sequence[str]) -> str:
+    """The page with its style. kind: "pass", "fail" or "free". sections: HTML."""
     template = Template(resources.files(__package__).joinpath("report.html").read_text("utf-8"))
-    return template.substitute(
-        verdict=escape(report.verdict), kind=kind, facts=_facts(report, candidate, reference), sections="".join(sections)
-    )
+    shown = "".join(f"<div><dt>{key}</dt><dd>{escape(value)}</dd></div>" for key, value in facts)
+    return template.substitute(title=title, verdict=escape(verdict), kind=kind, facts=shown, sections="".join(sections))
 
 
-def _facts(report: VerifyReport, candidate: str, reference: str) -> str:
-    rows = (
+def _facts(report: VerifyReport, candidate: str, reference: str) -> list[tuple[str, str]]:
+    return [
         ("candidate", f"{candidate} ({report.candidate}, {report.precision})"),
         ("reference", f"{reference} ({report.reference})"),
         ("images", str(len(report.images))),
         ("score threshold", f"{report.gate.threshold:g}"),
         ("detrt", package_version()),
         ("date", datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")),
-    )
-    return "".join(f"<div><dt>{key}</dt><dd>{escape(value)}</dd></div>" for key, value in rows)
+    ]
 
 
 def _checks(report: VerifyReport) -> str:
@@ -89,7 +92,7 @@ def _checks(report: VerifyReport) -> str:
         state = "ok" if check.ok else ("no" if check.decides else "free")
         word = {"ok": "within", "no": "outside", "free": f"outside, {report.decider}"}[state]
         rows.append((check.name, check.measured, check.allowed, f'<span class="{state}">{word}</span>'))
-    return _table(("", "measured", "allowed", ""), rows, raw=(3,), right=(1, 2))
+    return html_table(("", "measured", "allowed", ""), rows, raw=(3,), right=(1, 2))
 
 
 def _failures_and_notes(report: VerifyReport) -> str:
@@ -112,9 +115,9 @@ def _divergence(report: VerifyReport) -> str:
     parts.append(f'<div class="plot">{error_plot(found)}</div>')
     if found.roots:
         rows = [(_root(r), r.op, _number(r.error), _number(r.before)) for r in found.roots]
-        parts.append(_table(("module, node", "op", "error", "before it"), rows, right=(2, 3), raw=(0,)))
+        parts.append(html_table(("module, node", "op", "error", "before it"), rows, right=(2, 3), raw=(0,)))
     rows = [(row.module or "(outside the model)", _number(row.error), str(row.tensors), str(row.depth)) for row in found.layers]
-    table = _table(("module", "largest error", "tensors", "depth"), rows[:_MAX_ROWS], right=(1, 2, 3))
+    table = html_table(("module", "largest error", "tensors", "depth"), rows[:_MAX_ROWS], right=(1, 2, 3))
     more = f"<p>{len(rows) - _MAX_ROWS} more modules are in the JSON report.</p>" if len(rows) > _MAX_ROWS else ""
     parts.append(f"<details><summary>Errors of {len(rows)} modules</summary>{table}{more}</details>")
     return "".join(parts)
@@ -135,7 +138,7 @@ def _detections(report: VerifyReport) -> str:
             (os.path.basename(name), *map(str, (m.compared, paired, m.missing, m.extra)), f"{m.box_px:.4f}", f"{m.score:.2e}")
         )
     head = ("image", "compared", "matched", "missing", "extra", "box, px", "score")
-    table = _table(head, rows[:_MAX_ROWS], right=range(1, 7))
+    table = html_table(head, rows[:_MAX_ROWS], right=range(1, 7))
     more = f"<p>{len(rows) - _MAX_ROWS} more images are in the JSON report.</p>" if len(rows) > _MAX_ROWS else ""
     plot = f'<div class="plot square">{score_scatter(report.scores)}</div>' if report.scores else ""
     classes = [
@@ -144,7 +147,7 @@ def _detections(report: VerifyReport) -> str:
     ]
     if classes:
         head = ("class", "compared", "missing", "extra", "box, px", "score")
-        more += _table(head, classes[:_MAX_ROWS], right=range(1, 6))
+        more += html_table(head, classes[:_MAX_ROWS], right=range(1, 6))
     return f'<div class="pair">{plot}<div class="scroll">{table}{more}</div></div>'
 
 
@@ -180,7 +183,7 @@ def _ap(ap: dict[str, Any]) -> str:
         other = ap["candidate"][name]
         change = "" if value is None or other is None else f"{other - value:+.4f}"
         rows.append((name, *("-" if v is None else f"{v:.4f}" for v in (value, other)), change))
-    return _table(("", "reference", "candidate", "change"), rows, right=(1, 2, 3))
+    return html_table(("", "reference", "candidate", "change"), rows, right=(1, 2, 3))
 
 
 def _tensors(report: VerifyReport) -> str:
@@ -189,7 +192,7 @@ def _tensors(report: VerifyReport) -> str:
         rows = [
             (r["output"], f"{r['batch']} x {r['height']} x {r['width']}", _number(r["error"]), r["text"]) for r in report.tensors
         ]
-        parts.append(_table(("output", "batch, height, width", "relative error", ""), rows, right=(2,)))
+        parts.append(html_table(("output", "batch, height, width", "relative error", ""), rows, right=(2,)))
     if report.slots:
         cells = []
         for row in report.slots:
@@ -228,24 +231,24 @@ def _precision_map(found: dict[str, dict[str, int]]) -> str:
         )
         text = ", ".join(f"{counts[kind]} {kind}" for kind in _TYPES if kind in counts)
         rows.append((name, f'<div class="bar">{bars}</div>', text))
-    return f'<p class="legend">{legend}</p>{_table(("module", "types of its nodes", ""), rows, raw=(1,))}'
+    return f'<p class="legend">{legend}</p>{html_table(("module", "types of its nodes", ""), rows, raw=(1,))}'
 
 
-def _environment() -> str:
+def html_environment() -> str:
     rows = [("platform", platform.platform()), ("processor", platform.machine()), ("Python", platform.python_version())]
     for package in _PACKAGES:
         try:
             rows.append((package, version(package)))
         except PackageNotFoundError:
             continue
-    return _table(("", ""), rows)
+    return html_table(("", ""), rows)
 
 
-def _section(title: str, body: str) -> str:
+def html_section(title: str, body: str) -> str:
     return f"<section><h2>{escape(title)}</h2>{body}</section>"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = (), raw: Sequence[int] = ()) -> str:
+def html_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = (), raw: Sequence[int] = ()) -> str:
     """raw: columns that are HTML already."""
     align = set(right)
 
@@ -274,14 +277,14 @@ def error_plot(found: Divergence) -> str:
         fraction = (math.log10(_clip(error)) - math.log10(_FLOOR)) / (math.log10(_CEILING) - math.log10(_FLOOR))
         return height - _BOTTOM - (height - _TOP - _BOTTOM) * fraction
 
-    parts = [_open(_WIDTH, height, "error of every module by depth")]
+    parts = [svg_open(_WIDTH, height, "error of every module by depth")]
     for power in range(-9, 3):
         if power % 2:
-            parts.append(_line(_LEFT, y(10.0**power), _WIDTH - _RIGHT, y(10.0**power), "grid"))
-            parts.append(_text(_LEFT - 8, y(10.0**power) + 4, f"1e{power}", "tick", "end"))
+            parts.append(svg_line(_LEFT, y(10.0**power), _WIDTH - _RIGHT, y(10.0**power), "grid"))
+            parts.append(svg_text(_LEFT - 8, y(10.0**power) + 4, f"1e{power}", "tick", "end"))
     limit = y(found.tolerance)
-    parts.append(_line(_LEFT, limit, _WIDTH - _RIGHT, limit, "limit"))
-    parts.append(_text(_WIDTH - _RIGHT, limit - 6, f"tolerance {found.tolerance:g}", "limit-label", "end"))
+    parts.append(svg_line(_LEFT, limit, _WIDTH - _RIGHT, limit, "limit"))
+    parts.append(svg_text(_WIDTH - _RIGHT, limit - 6, f"tolerance {found.tolerance:g}", "limit-label", "end"))
     line = " ".join(f"{x(row.depth):.1f},{y(row.error):.1f}" for row in found.layers)
     parts.append(f'<polyline class="path" points="{line}"/>')
     for row in found.layers:
@@ -293,10 +296,10 @@ def error_plot(found: Divergence) -> str:
     if found.first is not None:
         at = x(min(found.first.depth, deepest))
         side = "end" if at > _WIDTH * 0.6 else "start"
-        parts.append(_line(at, _TOP, at, height - _BOTTOM, "first"))
+        parts.append(svg_line(at, _TOP, at, height - _BOTTOM, "first"))
         label = found.first.module or "(outside the model)"
-        parts.append(_text(at + (-8 if side == "end" else 8), _TOP + 10, label, "first-label", side))
-    parts.append(_text((_LEFT + _WIDTH) / 2, height - 8, "depth in the graph (nodes from the image)", "axis", "middle"))
+        parts.append(svg_text(at + (-8 if side == "end" else 8), _TOP + 10, label, "first-label", side))
+    parts.append(svg_text((_LEFT + _WIDTH) / 2, height - 8, "depth in the graph (nodes from the image)", "axis", "middle"))
     return "".join([*parts, "</svg>"])
 
 
@@ -308,20 +311,20 @@ def score_scatter(scores: Sequence[tuple[float, float]]) -> str:
     def point(a: float, b: float) -> tuple[float, float]:
         return edge + span * a, side - edge - span * b
 
-    parts = [_open(side, side, "scores of both models")]
+    parts = [svg_open(side, side, "scores of both models")]
     for tick in range(0, 11, 2):
         px, py = point(tick / 10, tick / 10)
-        parts.append(_line(px, side - edge, px, side - edge - span, "grid"))
-        parts.append(_line(edge, py, edge + span, py, "grid"))
-        parts.append(_text(px, side - edge + 16, f"{tick / 10:g}", "tick", "middle"))
-        parts.append(_text(edge - 7, py + 4, f"{tick / 10:g}", "tick", "end"))
+        parts.append(svg_line(px, side - edge, px, side - edge - span, "grid"))
+        parts.append(svg_line(edge, py, edge + span, py, "grid"))
+        parts.append(svg_text(px, side - edge + 16, f"{tick / 10:g}", "tick", "middle"))
+        parts.append(svg_text(edge - 7, py + 4, f"{tick / 10:g}", "tick", "end"))
     start, end = point(0, 0), point(1, 1)
-    parts.append(_line(*start, *end, "diagonal"))
+    parts.append(svg_line(*start, *end, "diagonal"))
     for a, b in scores[:5000]:
         px, py = point(min(max(a, 0.0), 1.0), min(max(b, 0.0), 1.0))
         kind = "good" if a and b else "bad"
         parts.append(f'<circle class="{kind} thin" cx="{px:.1f}" cy="{py:.1f}" r="3"><title>{a:.4f} / {b:.4f}</title></circle>')
-    parts.append(_text(edge + span / 2, side - 8, "reference", "axis", "middle"))
+    parts.append(svg_text(edge + span / 2, side - 8, "reference", "axis", "middle"))
     parts.append(
         f'<text class="axis" text-anchor="middle" transform="translate(12 {side - edge - span / 2:.0f}) rotate(-90)">candidate</text>'
     )
@@ -332,13 +335,13 @@ def _clip(error: float) -> float:
     return min(max(error, _FLOOR), _CEILING) if math.isfinite(error) else _CEILING
 
 
-def _open(width: int, height: int, label: str) -> str:
+def svg_open(width: int, height: int, label: str) -> str:
     return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+def svg_line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
     return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
-def _text(x: float, y: float, text: str, kind: str, anchor: str) -> str:
+def svg_text(x: float, y: float, text: str, kind: str, anchor: str) -> str:
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'

@@ -1,0 +1,106 @@
+"""detrt eval: the file of thresholds that detect reads, the page, and the comparison of saved results."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
+pytest.importorskip("pycocotools", reason="needs the 'eval' extra")
+from cli_support import cli, place  # noqa: F401 - fixtures
+
+
+@pytest.fixture
+def truth(cli, place):
+    """Ground truth: what the model finds above 0.7; and all that it finds as saved results."""
+    rows = cli("detect", "bundle", "in", "--json", "-", "-q", "--threshold", "0.7").lines
+    images = [
+        {"id": i, "file_name": row["image"], "height": row["height"], "width": row["width"]} for i, row in enumerate(rows, 1)
+    ]
+    found = [(i, one) for i, row in enumerate(rows, 1) for one in row["detections"]]
+    names = sorted({one["label"] for _, one in found})
+    boxes = []
+    for number, (image, one) in enumerate(found, 1):
+        x0, y0, x1, y1 = one["box_xyxy"]
+        boxes.append(
+            {"id": number, "image_id": image, "category_id": names.index(one["label"]), "bbox": [x0, y0, x1 - x0, y1 - y0]}
+        )
+    categories = [{"id": i, "name": name} for i, name in enumerate(names)]
+    (place / "gt.json").write_text(json.dumps({"images": images, "categories": categories, "annotations": boxes}))
+    return names
+
+
+def test_thresholds_go_from_eval_to_detect(cli, place, truth):
+    done = cli(
+        "eval",
+        "bundle",
+        "--images",
+        ".",
+        "--ground-truth",
+        "gt.json",
+        "--thresholds",
+        "best.json",
+        "--report",
+        "page.html",
+        "--save",
+        "all.json",
+        "--iou-type",
+        "bbox",
+    )
+    assert done.code == 0, done
+    best = json.loads((place / "best.json").read_text())
+    assert sorted(best) == truth and all(0 < value < 1 for value in best.values())
+    once = cli(
+        "detect", "bundle", "in", "--json", "-", "-q", "--class-thresholds", "best.json", "--classes", ",".join(best)
+    ).lines
+    again = cli(
+        "detect",
+        "bundle",
+        "in",
+        "--json",
+        "-",
+        "-q",
+        "--class-thresholds",
+        ",".join(f"{k}={v}" for k, v in best.items()),
+        "--classes",
+        ",".join(best),
+    ).lines
+    assert once == again and any(row["detections"] for row in once)
+    page = (place / "page.html").read_text("utf-8")
+    assert "<polyline" in page and "Confusions" in page and not re.search(r"(src|href)=\"http", page)
+    said = cli(
+        "eval",
+        "--results",
+        "all.json",
+        "--ground-truth",
+        "gt.json",
+        "--against",
+        "all.json",
+        "--iou-type",
+        "bbox",
+        "--report",
+        "two.html",
+    )
+    assert said.code == 0 and "AP +0.0000 against all.json; 95 % interval +0.0000 to +0.0000" in " ".join(said.out.split())
+    assert "no more than chance" in (place / "two.html").read_text("utf-8")
+
+
+def test_what_is_refused(cli, place, truth):
+    common = ("eval", "bundle", "--images", ".", "--ground-truth", "gt.json")
+    cli.refused(*common, "--thresholds", "x.json", "--at-precision", "1.5", names="--at-precision", advice="at most 1")
+    cli.refused(
+        *common,
+        "--thresholds",
+        "x.json",
+        "--at-precision",
+        "0.5",
+        "--at-recall",
+        "0.5",
+        names="--at-recall",
+        advice="one of them",
+    )
+    (place / "bad.json").write_text('{"blue": 3}')
+    cli.refused("detect", "bundle", "in", "--class-thresholds", "bad.json", names="bad.json", advice="from 0 to 1")
+    cli.refused("detect", "bundle", "in", "--class-thresholds", "none.json", names="none.json", advice="cannot be read")
