@@ -6,6 +6,7 @@ import contextlib
 import functools
 import http.server
 import io
+import re
 import threading
 import time
 from pathlib import Path
@@ -278,3 +279,68 @@ def test_an_address_is_no_file_of_others(place):
 
     with pytest.raises(ImageError, match="is an address"):
         load_image(f"{place[1]}/street.png")
+
+
+MIGRATING = Path(__file__).parents[1] / "docs/guide/migrating.md"
+
+
+def lines_of_migrating() -> list[str]:
+    """The lines of detrt in the table of Python, of every row."""
+    section = MIGRATING.read_text("utf-8").split("\n## Python: ")[1].split("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    return [re.search(r"\| `([^`]+)` \|[^|]*\|$", row)[1] for row in rows]
+
+
+def test_lines_of_migrating(exported, place, tmp_path, monkeypatch):
+    """Every line of the page, in its order, with the graph of the embedded model for the bundle, which takes longer to build."""
+    for package, extra in (
+        ("pycocotools", "eval"),
+        ("yaml", "eval"),
+        ("pandas", "pandas"),
+        ("supervision", "supervision"),
+        ("trackers", "track"),
+        ("av", "video"),
+    ):
+        pytest.importorskip(package, reason=f"needs the '{extra}' extra")
+    from detrt.data.scenes.scene import CLASSES, draw_scene
+    from detrt.data.video import video_writer
+    from detrt.evaluation.coco import evaluate_coco
+    from detrt.evaluation.curves import confusion_of
+
+    graph = repr(str(exported("embedded:shapes").path))
+    monkeypatch.chdir(tmp_path)
+    scene = draw_scene(3, size_hw=(320, 320))
+    for name in ("photos/a.jpg", "street.jpg"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Image.fromarray(scene.image).save(name)
+    with video_writer(Path("drive.mp4"), fps=10, size=(320, 320)) as write:
+        for _ in range(4):
+            write(scene.image)
+    labels = [(one.class_id, *one.box_xyxy) for one in scene.objects]
+    Path("photos/a.txt").write_text(
+        "".join(f"{k} {(a + c) / 640} {(b + d) / 640} {(c - a) / 320} {(d - b) / 320}\n" for k, a, b, c, d in labels)
+    )
+    Path("data.yaml").write_text(f"val: photos\nnames: [{', '.join(CLASSES)}]\n")
+    scope = {
+        "Detector": Detector,
+        "image": scene.image,
+        "url": f"{place[1]}/street.png",
+        "evaluate_coco": evaluate_coco,
+        "confusion_of": confusion_of,
+    }
+    made = []
+    scope["build"] = lambda *given: made.append(given)  # tests of build run it
+    lines = lines_of_migrating()
+    assert len(lines) >= 25
+    for line in (line.replace('"bundle"', graph) for line in lines):
+        if "found.track_ids" not in line and line.startswith("found.boxes_xyxy"):
+            scope["found"] = scope["model"](scene.image)
+        if line.startswith("confusion_of"):
+            scope["report"] = evaluate_coco(scope["model"].session, "data.yaml")
+        try:
+            exec(f"value = {line}" if " = " not in line else line, scope)
+        except Exception as error:
+            raise AssertionError(f"{line}: {error!r}") from error
+        if line.startswith("found = "):
+            assert isinstance(scope["found"], ImageDetections)
+    assert made and Path("out.jpg").is_file() and 0 < scope["report"].metrics["AP"] <= 1
