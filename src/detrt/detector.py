@@ -598,6 +598,7 @@ class Detector:
         max_detections: int | None = None,
         tile: SizeHW | int | None = None,
         overlap: float | None = None,
+        tiling: Tiling | None = None,
         before_run: Callable[[], None] | None = None,
     ) -> PendingDetections | FoundInTiles:
         """Begin with at most `batch_size` images; the detections are in the `result` of what is returned.
@@ -610,6 +611,7 @@ class Detector:
             prompts: see `__call__`.
             threshold, class_thresholds, classes, max_detections, tile, overlap: see `CallOptions`. With tiles the model has run when this
                 returns.
+            tiling: the same as tile and overlap.
             before_run: called before each run of the model; what it raises ends the work.
 
         Raises:
@@ -624,7 +626,9 @@ class Detector:
         if prompts is None:
             self.check_prompt()
         keep = DetectionFilter(threshold, class_ids, max_detections or self.max_detections, own)
-        tiling = make_tiling(tile, overlap) if tile is not None or overlap is not None else self.tiling
+        if tile is not None or overlap is not None:
+            tiling = make_tiling(tile, overlap)
+        tiling = tiling or self.tiling
         if tiling is not None:
             return self._submit_tiles(images, prompts, tiling, keep, before_run)
         return self._submit(images, prompts, keep, before_run)

@@ -120,6 +120,22 @@ def test_options(client, scenes, expected):
     check(usual["images"][0]["detections"], [row for row in rows if row["score"] > 0.5])
 
 
+def test_tiles(client, folder, scenes):
+    """As those of a detector, also beside images without tiles."""
+    large = draw_scene(5, size_hw=(600, 800)).image
+    with Detector.open(folder / "shapes.onnx", threads=1, threshold=0.3) as detector:
+        tiled, plain = detector(large, tile=300, overlap=0.25), detector(scenes[0])
+    options = {"model": "shapes", "threshold": "0.3", "tile": "300", "overlap": "0.25"}
+    small = client.post("/v1/detect", files={"images": png(large)}, data={**options, "tile": "20"})
+    assert small.status_code == 400 and "tiles, and at most 128" in small.text
+    for _ in range(2):
+        check(detect(client, files={"images": png(large)}, data=options)["images"][0]["detections"], tiled.to_list())
+        check(
+            detect(client, content=png(scenes[0]), params={"model": "shapes", "threshold": 0.3})["images"][0]["detections"],
+            plain.to_list(),
+        )
+
+
 def test_many_clients_each_get_their_own(server, scenes, expected):
     """Different images and options share batches, and no answer goes to another request."""
     files = [png(scene) for scene in scenes]
@@ -228,6 +244,9 @@ REFUSED = [
     ({**IMAGE, "params": {"model": "asked", "prompt": "..."}}, 400, "has no words"),
     ({**IMAGE, "params": {"model": "asked", "prompt": "red " * 3000}}, 400, "tokens"),
     ({**IMAGE, "params": {"max_detections": "0"}}, 400, "max_detections"),
+    ({**IMAGE, "params": {"tile": "0"}}, 400, "tile"),
+    ({**IMAGE, "params": {"overlap": "0.2"}}, 400, "'overlap' is of tiles"),
+    ({**IMAGE, "params": {"tile": "64", "overlap": "0.95"}}, 400, "overlap"),
     ({"json": {"images": []}}, 400, "images"),
     ({"json": {"images": ["no base64!"]}}, 400, "is not base64"),
     ({"json": {"images": ["https://example.org/a.jpg"]}}, 400, "opens none"),

@@ -42,6 +42,11 @@ class Tiling:
     def __str__(self) -> str:
         return f"{self.size_hw[0]}x{self.size_hw[1]}, overlap {self.overlap:g}"
 
+    def count(self, size_hw: tuple[int, int]) -> int:
+        """How many windows an image has, without making them."""
+        tiles = math.prod(len(_starts(side, tile, self.overlap)) for side, tile in zip(size_hw, self.size_hw, strict=True))
+        return tiles if tiles == 1 else tiles + 1
+
     def windows(self, size_hw: tuple[int, int]) -> list[Window]:
         """The windows of an image, the whole image last; one, where it is not larger than a tile."""
         rows, columns = (_spread(side, tile, self.overlap) for side, tile in zip(size_hw, self.size_hw, strict=True))
@@ -66,12 +71,16 @@ def make_tiling(tile: Any, overlap: Any = None) -> Tiling | None:
     return Tiling(size_hw, 0.2 if overlap is None else float(overlap))
 
 
+def _starts(side: int, tile: int, overlap: float) -> range:
+    """Numbers of the tiles along a side."""
+    tile = min(side, tile)
+    return range(1 + math.ceil((side - tile) / max(1, math.floor(tile * (1 - overlap)))))
+
+
 def _spread(side: int, tile: int, overlap: float) -> list[tuple[int, int]]:
     """(first, last) pixel of each tile along a side; all tiles are equal."""
-    tile = min(side, tile)
-    step = max(1, math.floor(tile * (1 - overlap)))
-    count = 1 + math.ceil((side - tile) / step)
-    starts = [round(i * (side - tile) / max(1, count - 1)) for i in range(count)]
+    tile, numbers = min(side, tile), _starts(side, tile, overlap)
+    starts = [round(i * (side - tile) / max(1, len(numbers) - 1)) for i in numbers]
     return [(start, start + tile) for start in starts]
 
 

@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..data.tiles import make_tiling
 from ..system import package_version
 from .config import ServeConfig
 from .errors import Refused
@@ -174,6 +175,8 @@ def _add_v1(app: FastAPI, calls: Calls, bodies: Bodies, readers: Readers, config
             del given
             options = asked.options
             facts = calls.model(options.model)
+            if options.overlap is not None and options.tile is None:
+                raise Refused(400, "bad_request", "'overlap' is of tiles, and there are none; give 'tile', or leave it out")
             prompt = tuple(options.prompt) if isinstance(options.prompt, list) else options.prompt
             tasks = [
                 ImageTask(
@@ -184,6 +187,7 @@ def _add_v1(app: FastAPI, calls: Calls, bodies: Bodies, readers: Readers, config
                     prompt,
                     options.task or "",
                     asked.query_images,
+                    tiling=make_tiling(options.tile, options.overlap),
                 )
                 for _, data in asked.images
             ]

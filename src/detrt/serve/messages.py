@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 from ..backends.openvino.config import OpenVinoRun
 from ..backends.worker_process import Bulk
 from ..data.images import FAST_FORMATS
+from ..data.tiles import Tiling
 from ..detections import Detections
 from ..spec import ModelSpec, TensorInfo
 from .config import ServeConfig, ServedModel
 from .errors import Refused
 
 # Of a request, whatever its form: characters of a prompt and of a name, names of a list, and detections of an image.
+MAX_TILES = 128  # of an image, the whole image among them
 MAX_PROMPT, MAX_NAME, MAX_NAMES, MAX_DETECTIONS = 20_000, 1000, 5000, 100_000
 
 
@@ -94,7 +96,7 @@ class ImageTask:
     """An image to detect in.
 
     data: the content of an image file, or its pixels, (height, width, 3) RGB. prompt: a text, or class names. query_images: (name, content of the file) of what to find, instead. classes: names or ids to keep.
-    as_detections: the answer has `Detections`, not JSON.
+    as_detections: the answer has `Detections`, not JSON. tiling: of large images.
     """
 
     data: Bulk | NDArray[np.uint8]
@@ -105,6 +107,7 @@ class ImageTask:
     task: str = ""
     query_images: tuple[tuple[str | None, Bulk], ...] = ()
     as_detections: bool = False
+    tiling: Tiling | None = None
 
 
 @dataclass(frozen=True, slots=True)

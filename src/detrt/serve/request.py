@@ -28,6 +28,7 @@ from starlette.requests import ClientDisconnect, Request
 from ..backends.worker_process import Bulk
 from ..class_names import split_classes
 from ..errors import SpecError
+from ..spec import LARGEST_SIDE
 from .config import MIB, ServeConfig
 from .errors import Refused
 from .messages import MAX_DETECTIONS, MAX_NAME, MAX_NAMES, MAX_PROMPT
@@ -50,6 +51,14 @@ def _number(value: Any) -> Any:
 _NUMBER = BeforeValidator(_number)
 Threshold = Annotated[float, _NUMBER, Field(ge=0, le=1, description="Keep scores above it.")]
 MaxDetections = Annotated[int, _NUMBER, Field(ge=1, le=MAX_DETECTIONS, description="Keep at most so many in an image.")]
+Tile = Annotated[
+    int,
+    _NUMBER,
+    Field(ge=1, le=LARGEST_SIDE, description="Detect in tiles of so many pixels of the image, and in the whole image."),
+]
+Overlap = Annotated[
+    float, _NUMBER, Field(ge=0, le=0.9, description="Part of a tile's side that neighbours share (0.2); needs tile.")
+]
 TimeoutMs = Annotated[int, _NUMBER, Field(ge=1, le=86_400_000, description="Give up after so many milliseconds (408).")]
 Name = Annotated[str, Field(max_length=MAX_NAME)]
 PromptText = Annotated[str, Field(max_length=MAX_PROMPT)]
@@ -74,6 +83,8 @@ class Options(_Strict):
     threshold: Threshold | None = None
     classes: ClassIds | None = Field(None, description="Keep these classes: names or ids.")
     max_detections: MaxDetections | None = None
+    tile: Tile | None = None
+    overlap: Overlap | None = None
     prompt: PromptText | ClassNames | None = Field(
         None, description="What to find, for models that take a prompt: a text such as 'a cat. a dog.', or a list of class names."
     )

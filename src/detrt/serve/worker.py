@@ -42,7 +42,7 @@ from .config import ServedModel
 from .content import opened_content, stored_content
 from .errors import Refused
 from .kserve import GRAPH, build_infer
-from .messages import Alive, Answer, Batch, Done, ImageTask, Left, ModelFacts, Ready, Setup, TensorTask
+from .messages import MAX_TILES, Alive, Answer, Batch, Done, ImageTask, Left, ModelFacts, Ready, Setup, TensorTask
 from .process import be_first_victim
 
 if TYPE_CHECKING:
@@ -333,6 +333,15 @@ class Model:
                 except DetrtError as error:
                     code = "bad_prompt" if isinstance(error, PromptError) else "bad_request"
                     results[index] = Refused(400, code, str(error))
+        for index, task in enumerate(tasks):
+            if results[index] is None and task.tiling is not None:
+                count = task.tiling.count(images[index][0].shape[:2])  # type: ignore[union-attr]  # a refusal is a result
+                if count > MAX_TILES:
+                    results[index] = Refused(
+                        400,
+                        "bad_request",
+                        f"the image would be {count} tiles, and at most {MAX_TILES} are taken; give a larger 'tile'",
+                    )
         ready = [index for index, result in enumerate(results) if result is None]
 
         def run(indices: list[int]) -> None:
@@ -340,13 +349,17 @@ class Model:
             start = time.perf_counter()
             # A session that runs several batches at the same time (OpenVINO's "throughput") gets the batch in so many parts.
             info = self.session.info
-            size = len(indices) if info.fixed_batch else -(-len(indices) // info.parallel)
-            parts = [indices[first : first + size] for first in range(0, len(indices), size)]
+            plain = [i for i in indices if tasks[i].tiling is None]
+            size = max(1, len(plain) if info.fixed_batch else -(-len(plain) // info.parallel))
+            parts = [plain[first : first + size] for first in range(0, len(plain), size)]
+            parts += [[i] for i in indices if tasks[i].tiling is not None]  # its tiles are batches of their own
+            order = [i for part in parts for i in part]
             pending = [
                 self.detector.submit(
                     [images[i][0] for i in part],  # type: ignore[misc]  # a refusal is not ready
                     [prompts[i] for i in part] if self.takes_prompt else None,  # type: ignore[misc]
-                    threshold=min(tasks[i].threshold for i in indices),
+                    threshold=min(tasks[i].threshold for i in part),
+                    tiling=tasks[part[0]].tiling,
                     before_run=self._check_left,
                 )
                 for part in parts
@@ -355,7 +368,7 @@ class Model:
             took = (time.perf_counter() - start) * 1e3
             for part in parts:
                 ran(len(part))
-            for i, detections in zip(indices, found, strict=True):
+            for i, detections in zip(order, found, strict=True):
                 results[i] = _answer(detections, tasks[i], classes[i], images[i][1], took)
 
         _isolating(run, ready, results)
