@@ -69,6 +69,7 @@ def test_thresholds_go_from_eval_to_detect(cli, place, truth):
     ).lines
     assert once == again and any(row["detections"] for row in once)
     page = (place / "page.html").read_text("utf-8")
+    assert page.count('src="data:image/jpeg;base64,') in (0, 2, 4) and "Images with most errors" in page
     assert "<polyline" in page and "Confusions" in page and not re.search(r"(src|href)=\"http", page)
     said = cli(
         "eval",

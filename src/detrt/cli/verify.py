@@ -53,7 +53,9 @@ def verify(
     against: Annotated[
         str | None, typer.Option(help="The reference; default: the checkpoint that the bundle was made from.")
     ] = None,
-    ground_truth: Annotated[Path | None, typer.Option(help="COCO annotations of the images: compare the AP as well.")] = None,
+    ground_truth: Annotated[
+        Path | None, typer.Option(help="Annotations, as detrt eval takes them: compare the AP as well.")
+    ] = None,
     precision: Annotated[
         str | None, typer.Option(help="Gate of fp32, tf32, fp16, bf16, int8 or fp8; default: the candidate's own precision.")
     ] = None,

@@ -7,7 +7,7 @@ import io
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -68,7 +68,7 @@ class EvalReport:
         rows: the COCO results entries of the metrics.
         iou_type: "bbox", or "segm" for the IoU of masks.
         evaluation, dataset: the COCOeval behind the metrics, and what it compares with. names: of the categories by id; those of the
-            model, where it has them.
+            model, where it has them. paths: of the images by id; none of saved results.
     """
 
     metrics: Mapping[str, float | None]
@@ -83,6 +83,7 @@ class EvalReport:
     evaluation: Any = field(default=None, repr=False, compare=False)
     dataset: CocoDataset | None = field(default=None, repr=False, compare=False)
     names: Mapping[Any, str] = field(default_factory=dict, repr=False, compare=False)
+    paths: Mapping[Any, Path] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def curves(self) -> dict[str, ClassCurve]:
@@ -91,7 +92,11 @@ class EvalReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The twelve metrics by name, then `per_class`, `images`, `detections`, ...; without the rows."""
-        data = {name: getattr(self, name) for name in self.__slots__ if name not in ("rows", "evaluation", "dataset", "names")}
+        data = {
+            name: getattr(self, name)
+            for name in self.__slots__
+            if name not in ("rows", "evaluation", "dataset", "names", "paths")
+        }
         return {**data.pop("metrics"), **data}
 
 
@@ -182,13 +187,19 @@ def evaluate_coco(
                 progress(len(by_image), len(ids))
         seconds = time.perf_counter() - start
     rows = [row for image in ids for row in by_image[image]]
+    names = _names(dataset) | {category: session.spec.label(class_id) for class_id, category in categories.items()}
+    found = _report(dataset, rows, iou_type, without_class(dataset, categories.values()))
+    return replace(found, seconds=seconds, resumed=resumed, names=names, paths=dict(zip(ids, paths, strict=True)))
+
+
+def _report(dataset: CocoDataset, rows: Sequence[Row], iou_type: str, unknown: tuple[str, ...]) -> EvalReport:
+    """The report of results. unknown: categories without a class."""
+    start = time.perf_counter()
     evaluation = evaluated(dataset, rows, iou_type)
     metrics, per_class = _metrics(dataset, evaluation)
-    unknown = without_class(dataset, categories.values())
-    names = _names(dataset) | {category: session.spec.label(class_id) for class_id, category in categories.items()}
-    return EvalReport(
-        metrics, per_class, len(ids), len(rows), unknown, seconds, resumed, rows, iou_type, evaluation, dataset, names
-    )
+    seconds = time.perf_counter() - start
+    more: dict[str, Any] = {"evaluation": evaluation, "dataset": dataset, "names": _names(dataset)}
+    return EvalReport(metrics, per_class, len(dataset.images), len(rows), unknown, seconds, rows=rows, iou_type=iou_type, **more)
 
 
 def evaluate_results(
@@ -224,13 +235,7 @@ def evaluate_results(
         for index, row in enumerate(rows):
             if not is_segmentation(row["segmentation"], sizes[row["image_id"]]):
                 raise ImageError(f"the results file '{results}': entry {index} has a segmentation that is no mask of its image")
-    start = time.perf_counter()
-    evaluation = evaluated(dataset, rows, iou_type)
-    metrics, per_class = _metrics(dataset, evaluation)
-    unmatched = without_class(dataset, {row["category_id"] for row in rows})
-    seconds = time.perf_counter() - start
-    more: dict[str, Any] = {"evaluation": evaluation, "dataset": dataset, "names": _names(dataset)}
-    return EvalReport(metrics, per_class, len(known), len(rows), unmatched, seconds, rows=rows, iou_type=iou_type, **more)
+    return _report(dataset, rows, iou_type, without_class(dataset, {row["category_id"] for row in rows}))
 
 
 def has_masks(dataset: CocoDataset) -> bool:

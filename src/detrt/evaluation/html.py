@@ -158,9 +158,13 @@ def _example(example: Example) -> str:
     )
     floor = 0.3
     sides = (("reference", example.reference), ("candidate", example.candidate))
+    return html_sides(example.image, [(name, found[found.scores >= floor]) for name, found in sides], caption)
+
+
+def html_sides(image: Any, sides: Sequence[tuple[str, Detections]], caption: str) -> str:
+    """An image several times, each with other detections on it and a name below."""
     shown = "".join(
-        f'<div><img alt="{escape(name)}" src="{_data_uri(example.image, found[found.scores >= floor])}"><p>{name}</p></div>'
-        for name, found in sides
+        f'<div><img alt="{escape(name)}" src="{_data_uri(image, found)}"><p>{escape(name)}</p></div>' for name, found in sides
     )
     return f'<figure><div class="sides">{shown}</div><figcaption>{escape(caption)}</figcaption></figure>'
 
