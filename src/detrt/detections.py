@@ -45,7 +45,7 @@ def _equal(a: object, b: object) -> bool:
     return a == b
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Masks:
     """The masks of the objects of one image, run-length encoded: a few kilobytes each, where pixels of a photograph take millions.
 
@@ -58,6 +58,10 @@ class Masks:
 
     def __len__(self) -> int:
         return len(self.counts)
+
+    def __repr__(self) -> str:
+        height, width = self.size_hw
+        return f"<Masks: {len(self)} of {height}x{width} pixels>"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Masks):

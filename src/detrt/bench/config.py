@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..backends.targets import GRAPH, TARGETS
+from ..data.datasets import is_dataset
 from ..errors import DetrtError
 from ..models.load import LoadOptions
 from ..spec import LARGEST_SIDE
@@ -106,7 +107,7 @@ class BenchConfig:
 
     def _check_combinations(self) -> None:
         """Refuse what would have no effect."""
-        alone = self.ground_truth is not None and self.ground_truth.suffix.lower() == ".json" and self.images is None
+        alone = self.ground_truth is not None and self.images is None and not is_dataset(self.ground_truth)
         if alone or (self.ground_truth is None and self.images is not None):  # a COCO file does not say where its images lie
             raise DetrtError(
                 "average precision needs both `ground_truth` (a JSON file in COCO's format) and `images` (its folder)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,7 +79,7 @@ class ImageOptions:
         metadata={
             "help": "Detect in tiles of this size, 640 or HEIGHTxWIDTH, and in the whole image.",
             "panel": "Size",
-            "parse": parse_size,
+            "parse": partial(parse_size, flag="tile"),
         },
     )
     overlap: float | None = field(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,7 +38,7 @@ class EvalOptions:
         metadata={
             "help": "Detect in tiles of this size, 640 or HEIGHTxWIDTH, and in the whole image.",
             "panel": "Size",
-            "parse": parse_size,
+            "parse": partial(parse_size, flag="tile"),
         },
     )
     overlap: float | None = field(

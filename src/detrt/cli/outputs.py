@@ -50,10 +50,10 @@ class OutputOptions:
         default=None, metadata={"help": "COCO results to this file; - is stdout.", "flag": "coco", "writes": "text"}
     )
     save_txt: Path | None = field(
-        default=None, metadata={"help": "Folder for labels in YOLO's format, a file per image.", "writes": "file"}
+        default=None, metadata={"help": "Write labels in YOLO's format to this folder.", "writes": "file"}
     )
     save_crops: Path | None = field(
-        default=None, metadata={"help": "Folder for crops of the objects, a folder per class.", "writes": "file"}
+        default=None, metadata={"help": "Write crops of the objects to this folder, by class.", "writes": "file"}
     )
     coco_images: Path | None = field(
         default=None, metadata={"help": "COCO annotations that give --coco its image and category ids."}
