@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
+import signal
 import threading
 import time
 
@@ -16,6 +18,12 @@ pytest.importorskip("fastapi", reason="needs the 'serve' extra")
 
 from cli_support import write_onnx
 from serve_support import Server, in_base64, png, together, wait_until
+
+from detrt.backends.worker_process import Bulk
+from detrt.serve import reader
+from detrt.serve.config import ServeConfig, ServedModel
+from detrt.serve.errors import Refused
+from detrt.serve.process import LoopWorker
 
 MIB = 2**20
 IMAGE = png(np.zeros((8, 12, 3), np.uint8))
@@ -145,9 +153,10 @@ def test_compressed_bodies_are_counted_while_they_are_unpacked(tmp_path):
 def test_a_reader_that_dies_is_replaced(server):
     """Its body is read once more by another one, and requests go on."""
     large = json.dumps({"images": [in_base64(IMAGE)] + [in_base64(bytes(50_000))]}).encode()
+    wait_until_started(readers(server))
     for _ in range(3):
-        for reader in readers(server):
-            reader.kill()
+        for one in readers(server):
+            one.kill()
         answer = send(server, V1, JSON, large)
         assert answer.status_code == 400 and answer.text.count("image 1") == 1, answer.text
     wait_until(lambda: readers(server))
@@ -157,10 +166,14 @@ def readers(server: Server) -> list[psutil.Process]:
     return [p for p in psutil.Process(server.process.pid).children() if "detrt.serve.reader" in p.cmdline()]
 
 
+def wait_until_started(processes: list[psutil.Process]) -> None:
+    wait_until(lambda: all(one.rlimit(psutil.RLIMIT_AS)[0] != psutil.RLIM_INFINITY for one in processes))  # set last
+
+
 def test_a_reader_that_hangs_is_ended_at_the_deadline(tmp_path):
     with Server(write_onnx(tmp_path / "toy.onnx"), "--workers", 1, "--timeout", 1) as server:
         hung = readers(server)
-        wait_until(lambda: all(reader.rlimit(psutil.RLIMIT_AS)[0] != psutil.RLIM_INFINITY for reader in hung))  # set last
+        wait_until_started(hung)
         time.sleep(0.5)
         for reader in hung:
             reader.suspend()
@@ -171,3 +184,34 @@ def test_a_reader_that_hangs_is_ended_at_the_deadline(tmp_path):
         # A new reader needs longer than a second to start at times; it is not killed for that.
         wait_until(lambda: send(server, V1, JSON, large).status_code == 400)
         assert httpx.post(server.address + V1, content=IMAGE).status_code == 200
+
+
+def test_readers_that_are_stuck_while_they_start_are_given_up(monkeypatch):
+    """Two are stopped before they can read, and killed after a limit, which is short here; the body is refused, and read when it comes again."""
+    made: list[LoopWorker] = []
+
+    class Stopping(LoopWorker):
+        def __init__(self, module: str) -> None:
+            super().__init__(module)
+            made.append(self)
+            if len(made) <= 2:
+                self.process.send_signal(signal.SIGSTOP)
+            else:
+                monkeypatch.setattr(reader, "_START_S", 60.0)
+
+    monkeypatch.setattr(reader, "_START_S", 0.3)
+    monkeypatch.setattr(reader, "LoopWorker", Stopping)
+    large = json.dumps({"images": [in_base64(bytes(100_000))]}).encode()
+
+    async def run() -> int:
+        every = reader.Readers(ServeConfig(models=(ServedModel("m", "m"),), timeout_s=60))
+        try:
+            with pytest.raises(Refused) as refused:
+                await every.read(reader.ReadDetect(JSON, (), Bulk(large), 4))
+            assert refused.value.status == 503
+            return len((await every.read(reader.ReadDetect(JSON, (), Bulk(large), 4))).images)
+        finally:
+            await every.close()
+
+    assert asyncio.run(run()) == 1
+    assert [one.process.poll() for one in made[:2]] == [-signal.SIGKILL] * 2 and 3 <= len(made) <= 4

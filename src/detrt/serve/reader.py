@@ -181,7 +181,8 @@ class Readers:
                         503, "no_reader", f"no process can be started to read the body ({error})", retry_after=1
                     ) from None
             reader = await self._idle.get()
-            if reader is None or reader in self._all:
+            # One that has ended in idleness has not ended because of this body.
+            if reader is None or (reader in self._all and reader.process.poll() is None):
                 return reader
 
     async def _fill(self) -> None:
