@@ -97,8 +97,11 @@ def test_a_worker_that_never_ends_ends_with_its_parent():
     with subprocess.Popen([sys.executable, "-c", code, str(theirs.fileno())], pass_fds=[theirs.fileno()]) as process:
         theirs.close()
         channel = Channel(ours)
-        assert channel.receive() == "begun"
-        time.sleep(0.5)
-        assert process.poll() is None
-        channel.close()
-        assert process.wait(30) == 1
+        try:
+            assert channel.receive() == "begun"
+            time.sleep(0.5)
+            assert process.poll() is None
+            channel.close()
+            assert process.wait(30) == 1
+        finally:
+            process.kill()

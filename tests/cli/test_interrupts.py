@@ -142,14 +142,17 @@ def test_a_model_that_never_ends(place, number, times):
     )
     command = [sys.executable, "-c", hook, "60" if times == 2 else "0.5", "detect", "endless.onnx", "in", "--json", "found.jsonl"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while not (place / "in" / "running").exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.01)
-    time.sleep(0.3)
-    for _ in range(times):
-        process.send_signal(number)
-        time.sleep(0.1)
-    out, err = process.communicate(timeout=LIMIT_S)
+    try:
+        while not (place / "in" / "running").exists():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.01)
+        time.sleep(0.3)
+        for _ in range(times):
+            process.send_signal(number)
+            time.sleep(0.1)
+        out, err = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()  # it would never end
     assert process.returncode == CODES[number] and out == "" and "Traceback" not in err
     assert err.splitlines()[-1].startswith("detrt: stopped while a model ran that did not end")
 

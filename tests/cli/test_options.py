@@ -69,7 +69,7 @@ def test_help_imports_no_command():
     loaded = ast.literal_eval(done.stdout.splitlines()[-1])
     assert {"detrt.cli", "detrt.errors"} <= set(loaded)
     inner = {name for name in loaded if name.startswith("detrt.cli.") or name.count(".") > 1}
-    assert inner == {"detrt.cli.spellings", "detrt.cli.streams"}  # which every command needs
+    assert inner == {"detrt.cli.spellings", "detrt.cli.stopping", "detrt.cli.streams"}  # which every command needs
 
 
 def test_every_option_has_a_panel_of_the_list():

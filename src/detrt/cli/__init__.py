@@ -157,9 +157,9 @@ def main(arguments: list[str] | None = None) -> int:
     Anything that is not a DetrtError is a bug and leaves with its traceback (exit code 1).
     """
     try:
+        open_streams()  # before anything takes the number of a closed one
         with stopping(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="max_detections ", category=UserWarning)  # a note says it
-            open_streams()
             result = app(arguments if arguments is not None else sys.argv[1:], prog_name="detrt", standalone_mode=False)
             sys.stdout.flush()  # here, where a full disk or a closed pipe can still be told
     except DetrtError as error:
