@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 from . import files
 from .backends import targets as rows
 from .backends.building import MODEL, Builder, BuildPlan, Stage, Work, entry_of
-from .backends.onnxruntime.session import run_graph
 from .backends.shared import SharedOptions, builds, configs_of
 from .backends.target import Target
 from .backends.targets import GRAPH
-from .backends.tensorrt.build import check_model_file
 from .bundle import (
     MANIFEST,
     PROVENANCE_KEY,
@@ -34,6 +32,7 @@ from .data.arguments import check_list, check_model, check_path
 from .data.preprocess import preprocessing_words
 from .errors import EngineError, ExportError, MissingPackageError, OutputError, SpecError
 from .evaluation.models import is_foreign
+from .graph.operators import check_model_file
 from .models.contract import ExportConfig
 from .models.load import FLAGS, LoadChanges, LoadOptions, changed, check_changes, hub_name
 from .precision import PrecisionConfig
@@ -287,7 +286,7 @@ class _GraphWork(Work):
         from .models.foreign import read_foreign
 
         self.say("adopt", None, str(path))
-        foreign = read_foreign(path, load, run_graph)
+        foreign = read_foreign(path, load, GRAPH.opened_by().run_graph)
         report, notes = export_foreign(foreign, self.folder / MODEL, say=lambda text: self.say("adopt", None, text))
         size = sum(file.stat().st_size for file in self.folder.iterdir())
         batches = " and ".join(str(batch) for batch in sorted({row["batch"] for row in report.errors}))

@@ -85,6 +85,10 @@ class Opener(ABC):
         """A part that lies beside a detector, on the CPU: a text encoder, or an encoder of query images. The backend of ONNX files only."""
         raise NotImplementedError
 
+    def run_graph(self, model: bytes | Path, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Run a graph of any inputs and outputs once on the CPU; output name -> array. The backend of ONNX files only."""
+        raise NotImplementedError
+
     def encoder_beside(self, path: Path, session: BaseSession, options: SessionOptions) -> BaseSession | None:
         """The text encoder that lies beside a file; None: the ONNX file of it runs."""
         return None

@@ -11,9 +11,14 @@ import mmap
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import EngineError
 
 # Operators of deformable attention that only a TensorRT plugin runs, and how many axes their output has.
 PLUGIN_NODES = {"MSDeformAttn": 3, "MultiscaleDeformableAttnPlugin_TRT": 4}
+# Protobuf tags of ModelProto's fields: what the first byte of an ONNX file can be.
+_FIRST_BYTES = frozenset((0x08, 0x12, 0x1A, 0x22, 0x28, 0x32, 0x3A, 0x42, 0x72, 0xA2, 0xCA, 0xD2))
 
 
 def named_in(model: str | os.PathLike[str] | bytes, operators: Iterable[str]) -> list[str]:
@@ -135,3 +140,31 @@ def kernel_margins(
             return None
         margins.append((before // step, after // step))
     return margins
+
+
+def plugin_operators(model_onnx: Path) -> list[str]:
+    """Operators in an ONNX file that only a TensorRT plugin runs, without loading it."""
+    return named_in(model_onnx, PLUGIN_NODES)
+
+
+def check_model_file(path: Path) -> None:
+    """Refuse what cannot be an ONNX model, before anything is loaded.
+
+    Raises:
+        EngineError: missing, a folder, unreadable, empty, or text.
+    """
+    if path.is_dir():
+        raise EngineError(f"'{path}' is a folder; give the .onnx file in it")
+    if not path.is_file():
+        raise EngineError(f"there is no ONNX file '{path}'; make one with: `export(MODEL, output=OUT)`")
+    try:
+        with open(path, "rb") as file:
+            start = file.read(64)
+    except OSError as error:
+        raise EngineError(f"'{path}' cannot be read: {error.strerror}") from None
+    if not start:
+        raise EngineError(f"'{path}' is empty (0 bytes); export or download it again")
+    if start.startswith(b"version https://git-lfs"):
+        raise EngineError(f"'{path}' is a Git LFS pointer, not the model itself; run: git lfs pull")
+    if start[0] not in _FIRST_BYTES:
+        raise EngineError(f"'{path}' is not an ONNX model (it begins with {start[:8]!r}); give an .onnx file")

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from .. import files
-from ..backends.tensorrt.build import plugin_operators
 from ..bundle import Bundle
 from ..data.interpolate import interpolate
 from ..data.postprocess import count_candidates
@@ -24,6 +23,7 @@ from ..data.resample import BITS, axis_table, down_first
 from ..errors import SpecError
 from ..graph import io
 from ..graph.deepstream import FrameResize, Letterbox, for_deepstream, mask_side
+from ..graph.operators import plugin_operators
 from ..graph.view import GraphView, graph_precision
 from ..spec import MASK_LOGITS, ORDER_LOGITS, QUADS, InputSpec, ModelSpec, Precision, extra_outputs
 from .deepstream_config import FULL_HD, DeepStreamConfig

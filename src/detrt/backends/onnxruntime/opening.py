@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ...bundle import BundleFile
 from ...errors import DetrtError, SessionError, SpecError
@@ -41,6 +42,9 @@ class OnnxOpener(Opener):
     def open_part(self, path: Path, spec: ModelSpec, options: SessionOptions) -> BaseSession:
         """Raises SessionError: it is not there."""
         return _open_part(path, spec, options)
+
+    def run_graph(self, model: bytes | Path, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        return run_graph(model, feeds)
 
     def encoder_beside(self, path: Path, session: BaseSession, options: SessionOptions) -> BaseSession | None:
         text = session.spec.text

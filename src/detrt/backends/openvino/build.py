@@ -12,10 +12,10 @@ from typing import Any
 from ... import bundle, files
 from ...bundle import EngineFacts
 from ...errors import EngineError, GateError, MissingPackageError
+from ...graph.operators import check_model_file, plugin_operators
 from ...spec import ModelSpec, Precision
 from ...system import Progress
 from ..child_process import run_child
-from ..tensorrt.build import check_model_file, plugin_operators
 from .config import OpenVinoConfig
 
 WORKER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "detrt.backends.openvino.worker")

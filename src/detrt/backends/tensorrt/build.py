@@ -10,7 +10,7 @@ from pathlib import Path
 from ... import bundle, files
 from ...bundle import EngineFacts
 from ...errors import EngineError, OutputError
-from ...graph.operators import PLUGIN_NODES, named_in
+from ...graph.operators import check_model_file, plugin_operators
 from ...models import trust
 from ...spec import ModelSpec
 from ...system import Progress, compute_capabilities_here
@@ -20,8 +20,6 @@ from .bindings import check_installed
 from .config import RTX_SMS, EngineConfig
 
 WORKER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "detrt.backends.tensorrt.worker")
-# Protobuf tags of ModelProto's fields: what the first byte of an ONNX file can be.
-_FIRST_BYTES = frozenset((0x08, 0x12, 0x1A, 0x22, 0x28, 0x32, 0x3A, 0x42, 0x72, 0xA2, 0xCA, 0xD2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,34 +159,6 @@ def _check_plugin_nodes(held: list[str], model_onnx: Path, config: EngineConfig)
             f"'{model_onnx}' holds plugin nodes ({held[0]}); give their library with `plugins=libdetrt_plugin.so` (docs/guide/plugin.md "
             "says how to build it), or export with `msda=gather`"
         )
-
-
-def plugin_operators(model_onnx: Path) -> list[str]:
-    """Operators in an ONNX file that only a TensorRT plugin runs, without loading it."""
-    return named_in(model_onnx, PLUGIN_NODES)
-
-
-def check_model_file(path: Path) -> None:
-    """Refuse what cannot be an ONNX model, before anything is loaded.
-
-    Raises:
-        EngineError: missing, a folder, unreadable, empty, or text.
-    """
-    if path.is_dir():
-        raise EngineError(f"'{path}' is a folder; give the .onnx file in it")
-    if not path.is_file():
-        raise EngineError(f"there is no ONNX file '{path}'; make one with: `export(MODEL, output=OUT)`")
-    try:
-        with open(path, "rb") as file:
-            start = file.read(64)
-    except OSError as error:
-        raise EngineError(f"'{path}' cannot be read: {error.strerror}") from None
-    if not start:
-        raise EngineError(f"'{path}' is empty (0 bytes); export or download it again")
-    if start.startswith(b"version https://git-lfs"):
-        raise EngineError(f"'{path}' is a Git LFS pointer, not the model itself; run: git lfs pull")
-    if start[0] not in _FIRST_BYTES:
-        raise EngineError(f"'{path}' is not an ONNX model (it begins with {start[:8]!r}); give an .onnx file")
 
 
 def _absolute(path: Path | None) -> str | None:
