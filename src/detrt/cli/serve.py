@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +16,16 @@ from ..errors import SessionError, printable
 from ..models.load import LoadOptions
 from ..serve.config import ServeConfig, named_models
 from .options import Given, command
+from .spellings import spelled
 from .streams import give_stdout_a_sink
+
+# Fields of requests have these names too, and answers are about requests.
+_OF_REQUESTS = {"threshold", "size", "image_decoder"}
+
+
+def _spelled(text: str) -> str:
+    """An answer of the server with its options as its operator types them; all else are keys of the request."""
+    return spelled(text, only={*(one.name for one in fields(ServeConfig)), "api_key_file"} - _OF_REQUESTS)
 
 
 @command
@@ -43,7 +52,7 @@ def serve(
     named = named_models(models)
     read = load_options_for([model.ref for model in named], load)
     served = tuple(replace(model, load=own) for model, own in zip(named, read, strict=True))
-    config = options.make(models=served, openvino=openvino, api_key=_api_key(api_key_file))
+    config = options.make(models=served, openvino=openvino, api_key=_api_key(api_key_file), spelled=_spelled)
 
     begun = time.monotonic()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextvars import ContextVar
 from typing import Any
 
@@ -162,9 +162,13 @@ _SAVED = {"save_txt": ("--save-txt", "labels"), "save_crop": ("--save-crops", "c
 _FORMATS = {"engine": "tensorrt", "torchscript": "inductor", "pt2": "inductor"}  # others have one name in both
 
 
-def spelled(text: str, *, by_rule: bool = False) -> str:
-    """A message with the command line's spelling of what it names. by_rule: each name is an option, spelled like its field."""
-    return _MARK.sub(lambda mark: _spelled(mark, "" if by_rule else None), text)
+def spelled(text: str, *, by_rule: bool = False, only: Collection[str] | None = None) -> str:
+    """A message with the command line's spelling of what it names.
+
+    by_rule: each name is an option, spelled like its field. only: these fields alone are replaced.
+    """
+    rule = "" if by_rule else None
+    return _MARK.sub(lambda mark: _spelled(mark, rule) if only is None or mark[1] in only else mark[0], text)
 
 
 def _spelled(mark: re.Match[str], rule: str | None) -> str:

@@ -64,7 +64,7 @@ def create_app(config: ServeConfig, pool: Pool, metrics: Metrics) -> FastAPI:
     calls = Calls(config, pool, metrics)
     app.state.calls = calls
     metrics.watch("detrt_held_body_bytes", "Bytes of request bodies in memory", lambda: bodies.held)
-    _add_errors(app, metrics)
+    _add_errors(app, metrics, config)
     _add_health(app, calls, metrics)
     _add_v1(app, calls, bodies, readers, config)
     _add_page(app)
@@ -77,12 +77,17 @@ def json_response(data: Any, status: int = 200, headers: dict[str, str] | None =
     return Response(json.dumps(data, ensure_ascii=False).encode("utf-8", "backslashreplace"), status, headers, "application/json")
 
 
-def _add_errors(app: FastAPI, metrics: Metrics) -> None:
+def _error_response(refusal: Refused, path: str, config: ServeConfig) -> Response:
+    """A refusal in the form of the protocol that a path belongs to; options of the server as its operator types them."""
+    message = config.spelled(refusal.message)
+    error = message if path.startswith("/v2") else {"code": refusal.code, "message": message}
+    return json_response({"error": error}, refusal.status, refusal.headers)
+
+
+def _add_errors(app: FastAPI, metrics: Metrics, config: ServeConfig) -> None:
     def answer(request: Request, refusal: Refused) -> Response:
         metrics.refused.labels(refusal.code).inc()
-        v2 = request.url.path.startswith("/v2")
-        error = refusal.message if v2 else {"code": refusal.code, "message": refusal.message}
-        return json_response({"error": error}, refusal.status, refusal.headers)
+        return _error_response(refusal, request.url.path, config)
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, Refused)
@@ -230,7 +235,7 @@ class _Gate:
     """Middleware: the host, the API key, security headers, and the metrics of each request."""
 
     def __init__(self, app: ASGIApp, config: ServeConfig, metrics: Metrics, calls: Calls) -> None:
-        self.app, self.metrics, self.calls = app, metrics, calls
+        self.app, self.config, self.metrics, self.calls = app, config, metrics, calls
         self.key = None if config.api_key is None else config.api_key.encode()
         self.hosts = Hosts(config.host, config.allowed_hosts, config.allowed_origins)
 
@@ -258,9 +263,7 @@ class _Gate:
                 raise Refused(401, "no_key", "give the API key: Authorization: Bearer KEY, or X-API-Key: KEY", close=True)
         except Refused as refusal:
             self.metrics.refused.labels(refusal.code).inc()
-            v2 = scope["path"].startswith("/v2")
-            error = refusal.message if v2 else {"code": refusal.code, "message": refusal.message}
-            answer: ASGIApp = json_response({"error": error}, refusal.status, refusal.headers)
+            answer: ASGIApp = _error_response(refusal, scope["path"], self.config)
         else:
             answer = self.app
         try:

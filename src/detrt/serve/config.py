@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,6 +51,7 @@ class ServeConfig:
     start_timeout_s: longest time for a worker to open its models. threshold: default of a request.
     allowed_hosts, allowed_origins: as `detrt.serve.hosts.parse_hosts` and `parse_origins` return them; empty: see `Hosts`.
     api_key: that requests must send; None: none. access_log: print a line for each request.
+    spelled: names options of the server in answers as its operator types them.
 
     Raises:
         SessionError: a value out of range, or no model.
@@ -179,6 +180,7 @@ class ServeConfig:
         default=False,
         metadata={"help": "A line for each request on stderr.", "flag": "access-log"},
     )
+    spelled: Callable[[str], str] = str
 
     def __post_init__(self) -> None:
         if not self.models:
