@@ -208,7 +208,7 @@ def test_other_size():
 @pytest.mark.parametrize(
     ("changes", "size", "words"),
     [
-        ({}, (16, 12), ["16x12", "8x12", "export the checkpoint again with --size 16x12"]),
+        ({}, (16, 12), ["16x12", "8x12", "export the checkpoint again with `size=16x12`"]),
         ({"dynamic": True, "height": 32, "width": 64, "multiple_of": 32}, (40, 64), ["40x64", "32"]),
         ({"dynamic": True}, (0, 4), ["0x4", "positive"]),
     ],
