@@ -13,6 +13,7 @@ from .. import files
 from ..backends.shared import builds
 from ..backends.targets import GRAPH
 from ..bench.config import BenchConfig
+from ..data.datasets import load_dataset
 from ..data.images import expand_inputs
 from ..errors import DetrtError
 from ..models.load import LoadOptions
@@ -86,6 +87,8 @@ class ReportConfig:
             self.precision(name)
         if self.calibration is not None:
             expand_inputs([str(self.calibration)])  # now, rather than as the error of some rows
+        if self.ground_truth is not None:
+            load_dataset(self.ground_truth)
         self.bench(self.batches[0] if self.batches else 0, evaluated=True)
 
     def precision(self, name: str) -> PrecisionConfig:
