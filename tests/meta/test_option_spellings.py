@@ -49,6 +49,7 @@ def options_in(source: str) -> list[str]:
     for line, text in texts(ast.parse(source)):
         for theirs in OF_OTHERS:
             text = text.replace(theirs, "")
+        text = re.sub(r"var\(--[a-z-]+\)", "", text)  # properties of style sheets
         found += [f"{line}: {text!r}"] if OPTION.search(text.replace("--{}", "--x")) else []
     return found
 
