@@ -169,7 +169,7 @@ def test_targets_are_named_or_configured(toy, tmp_path):
     (tmp_path / "model.onnx").write_bytes(make_model(make_spec()))
     for names, words in (
         (["lego"], "must be toys, tensorrt-rtx.* or auto.*got 'lego'"),
-        (["onnxruntime"], "onnxruntime is now .*onnx"),
+        (["onnxruntime"], "onnxruntime` is now .*onnx"),
         (["auto", "toys"], "auto chooses by itself"),
     ):
         with pytest.raises(EngineError, match=words):

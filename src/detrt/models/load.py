@@ -270,7 +270,6 @@ _ELSEWHERE = {
     "target": ("targets",),
     "engines": ("targets",),
     "packages": ("targets",),
-    "openvino": ("targets",),
     "half": ("precision",),
     "int8": ("precision",),
     "weights": ("model",),
