@@ -170,13 +170,13 @@ def test_targets_are_named_or_configured(toy, tmp_path):
     for names, words in (
         (["lego"], "must be toys, tensorrt-rtx.* or auto.*got 'lego'"),
         (["onnxruntime"], "onnxruntime` is now .*onnx"),
-        (["auto", "toys"], "auto chooses by itself"),
+        (["auto", "toys"], "auto` chooses by itself"),
     ):
         with pytest.raises(EngineError, match=words):
             build(tmp_path / "model.onnx", tmp_path / "out", targets=names)
     with pytest.raises(EngineError, match="several sizes"):
         SharedOptions(("toys",), sizes=((1, 2), (3, 4)))
-    with pytest.raises(EngineError, match="height 1,2,3 is a range"):
+    with pytest.raises(EngineError, match="height=1,2,3` is a range"):
         SharedOptions(("toys",), height=(1, 2, 3))
     report = build(tmp_path / "model.onnx", tmp_path / "out", targets=["toys"])
     assert [entry.kind for entry in report.bundle.files] == ["onnx", "toy"]
