@@ -47,7 +47,7 @@ def test_the_gpu_of_this_machine(monkeypatch):
         ({"target": "tensorrt", "sms": (89,)}, ["must be empty"]),
         ({"batch": (2, 1, 4)}, ["min <= opt <= max", "`batch=1,4,8`"]),
         ({"batch": (0, 1, 4)}, ["(0, 1, 4)"]),
-        ({"batch": 4}, ["three whole numbers"]),
+        ({"batch": 4}, ["three integers"]),
         ({"height": (1, 2, 20000)}, ["16384"]),
         ({"optimization_level": 6}, ["0 to 5", "6"]),
         ({"optimization_level": True}, ["0 to 5"]),

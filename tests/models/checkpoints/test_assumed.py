@@ -183,6 +183,13 @@ def test_the_settings_in_a_dino_are_read(dino):
 
 
 @pytest.mark.parametrize(
+    "args", [{"pe_temperatureW": 20}, {"pe_temperatureH": 20}, {"pe_temperatureH": None, "pe_temperatureW": 20.0}], ids=str
+)
+def test_one_of_two_equal_temperatures_is_enough(args, dino):
+    assert load(dino, "dino", args, "x")[0].config.temperature == 20
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("pe_temperatureW", 40),

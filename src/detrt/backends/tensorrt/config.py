@@ -153,11 +153,11 @@ class EngineConfig:
                 object.__setattr__(self, name, _checked_triple(name, value, limit))
         if not _is_whole(self.optimization_level) or not 0 <= self.optimization_level <= 5:
             raise EngineError(
-                f"optimization_level must be a whole number from 0 to 5; got {self.optimization_level!r}; 3 is the usual one"
+                f"optimization_level must be an integer from 0 to 5; got {self.optimization_level!r}; 3 is the usual one"
             )
         if self.workspace_mib is not None and not (_is_whole(self.workspace_mib) and 1 <= self.workspace_mib <= 1 << 20):
             raise EngineError(
-                f"workspace_mib must be a whole number of MiB from 1 to {1 << 20}, or left out; got {self.workspace_mib!r}"
+                f"workspace_mib must be an integer number of MiB from 1 to {1 << 20}, or left out; got {self.workspace_mib!r}"
             )
         if self.timeout_seconds is not None and not (
             isinstance(self.timeout_seconds, (int, float))
@@ -239,7 +239,7 @@ def _is_whole(value: object) -> bool:
 
 def _checked_sms(target: str, sms: object) -> tuple[int, ...]:
     if isinstance(sms, (str, bytes)) or not hasattr(sms, "__iter__"):
-        raise EngineError(f"sms must be a sequence of whole numbers such as (86, 89); got {sms!r}")
+        raise EngineError(f"sms must be a sequence of integers such as (86, 89); got {sms!r}")
     values = tuple(sms)
     if target == "tensorrt":
         if values:
@@ -262,7 +262,7 @@ def _checked_triple(name: str, value: object, limit: int) -> Triple:
     ok = isinstance(value, (tuple, list)) and len(value) == 3 and all(_is_whole(v) for v in value)
     if not ok or not 1 <= value[0] <= value[1] <= value[2] <= limit:  # type: ignore[index]
         raise EngineError(
-            f"{name} must be (min, opt, max), three whole numbers with 1 <= min <= opt <= max <= {limit}; "
+            f"{name} must be (min, opt, max), three integers with 1 <= min <= opt <= max <= {limit}; "
             f"got {value!r}; type for example `{name}={'1,4,8' if name == 'batch' else '480,640,800'}`"
         )
     return (value[0], value[1], value[2])  # type: ignore[index]

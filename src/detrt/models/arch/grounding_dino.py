@@ -17,12 +17,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ...errors import ExportError
+from .dino import inverse_sigmoid
 from .swin import from_transformers_swin
 from .trace_scope import inside
 
@@ -30,6 +33,7 @@ from .trace_scope import inside
 MASKED = -6e4
 # Logits of padded tokens: sigmoid gives 0. transformers has -inf there.
 PADDED_LOGIT = -1e4
+_CLAMP = "box_clamp"  # attribute of modules, see `take_authors_clamps`
 
 
 def sub_sentences(input_ids: Tensor, separators: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,6 +163,8 @@ class GroundingDetector(nn.Module):
         )
         self.query_embed = model.query_position_embeddings
         self.class_embed, self.bbox_embed = detector.class_embed[-1], detector.bbox_embed
+        # Of the inverse sigmoid between decoder layers and in the last box; None: as transformers, see `take_authors_clamps`.
+        self.clamps = tuple(getattr(part, _CLAMP, None) for part in (model.decoder, detector))
 
     def forward(
         self,
@@ -267,10 +273,14 @@ class GroundingDetector(nn.Module):
                     **places,
                 )[0]
                 if index < last:
-                    boxes = (self.decoder.bbox_embed[index](x) + logit(boxes)).sigmoid()
+                    boxes = (self.decoder.bbox_embed[index](x) + self._logit(boxes)).sigmoid()
             x = self.decoder.layer_norm(x)
         logits = self._similarity(self.class_embed, x, text, tokens)
-        return logits, (self.bbox_embed[last](x) + logit(boxes)).sigmoid()
+        return logits, (self.bbox_embed[last](x) + self._logit(boxes, last=True)).sigmoid()
+
+    def _logit(self, boxes: Tensor, *, last: bool = False) -> Tensor:
+        eps = self.clamps[last]
+        return logit(boxes) if eps is None else inverse_sigmoid(boxes, eps)
 
     def _similarity(self, head: Any, x: Tensor, text: Tensor, tokens: Tensor) -> Tensor:
         """(batch, n, tokens): dot products; MM-Grounding-DINO scales them and adds a bias."""
@@ -278,6 +288,40 @@ class GroundingDetector(nn.Module):
         if hasattr(head, "bias"):
             logits = logits * self.width**-0.5 + head.bias
         return torch.where(tokens.unsqueeze(1), logits, torch.full_like(logits[:, :1, :1], PADDED_LOGIT))
+
+
+class _InverseSigmoid(TorchFunctionMode):
+    """Within it, `torch.special.logit` is the authors' inverse sigmoid."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.special.logit:
+            return inverse_sigmoid(args[0], self.eps)
+        return func(*args, **(kwargs or {}))
+
+
+def take_authors_clamps(detector: nn.Module, between: float, last: float) -> None:
+    """Have a model of transformers, and `GroundingDetector` of it, refine boxes as the authors do, who clamp x and 1 - x each; in place.
+
+    between, last: what they clamp to between decoder layers, and in the last box. transformers clamps x to 1e-5 to 1 - 1e-5 in both.
+    """
+    _clamp(detector.model.decoder, between)  # type: ignore[union-attr,arg-type]
+    _clamp(detector, last)
+
+
+def _clamp(module: Any, eps: float) -> None:
+    """Give a module a class whose forward has another clamp. It has the name of the stock class, by which transformers looks it up."""
+    stock = type(module)
+
+    def forward(self: Any, *args: Any, **options: Any) -> Any:
+        with _InverseSigmoid(eps):
+            return stock.forward(self, *args, **options)
+
+    names = {"__module__": stock.__module__, "__qualname__": stock.__qualname__, "__doc__": stock.__doc__}
+    module.__class__ = type(stock.__name__, (stock,), {**names, "forward": wraps(stock.forward)(forward), _CLAMP: eps})
 
 
 def tensor_backbone(backbone: Any) -> nn.Module:

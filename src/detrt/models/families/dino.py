@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..arch.dino import DinoConfig
 
 HEADS = 8  # of every published DINO and Co-DINO; no tensor's shape tells it
+TEMPERATURE = 20  # of the position embedding
 LSJ_SIDES = {"resnet": 1024, "swin": 1280, "vit": 1536}  # canvas of the Co-DINO LSJ configs
 VIT_DETECTIONS = 1000  # `max_per_img` of the ViT configs
 
@@ -178,7 +179,7 @@ def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport)
     attention = f"{encoder}{'attentions.0' if layout == 'co_dino' else 'self_attn'}.attention_weights.weight"
     backbone = _backbone(shapes, _neck_inputs(shapes, layout, levels))
     heads = assumed.number("heads", HEADS, "nheads")
-    assumed.need("DINO", pe_temperatureW=assumed.args.get("pe_temperatureH"), **_COMPUTES)
+    assumed.need("DINO", pe_temperatureW=assumed.args.get("pe_temperatureH") or TEMPERATURE, **_COMPUTES)
     row = family_facts(str(backbone["backbone"]))
     if layout == "dino":
         row["max_detections"] = assumed.number("detections", MAX_DETECTIONS, "num_select")
@@ -193,7 +194,7 @@ def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport)
         "decoder_layers": shapes.count(f"{prefix}decoder.layers.#."),
         "points": shapes.points(attention, heads, levels),
         "attention_heads": heads,
-        "temperature": assumed.number("temperature", 20, "pe_temperatureH"),
+        "temperature": assumed.number("temperature", TEMPERATURE, "pe_temperatureH"),
         "conv_bias": layout == "dino",
         "head_eps": 1e-5 if layout == "dino-mmdet" else 1e-3,
         **backbone,

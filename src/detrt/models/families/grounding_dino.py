@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # No tensor has this number; every published model has it.
 HEADS = 8
+TEMPERATURE = 20  # of the position embedding
 _SWIN = "model.backbone.conv_encoder.model.swin."
 _BLOCK = f"{_SWIN}encoder.layers.#.blocks.#."
 # Of the classifier that the library's Swin is cut from; a backbone does not run it, and the file has none.
@@ -135,7 +136,11 @@ def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport)
     heads = assumed.number("heads", HEADS, "nheads")
     title = "Grounding DINO"
     assumed.need(
-        title, pe_temperatureW=assumed.args.get("pe_temperatureH"), max_text_len=256, sub_sentence_present=True, pre_norm=False
+        title,
+        pe_temperatureW=assumed.args.get("pe_temperatureH") or TEMPERATURE,
+        max_text_len=256,
+        sub_sentence_present=True,
+        pre_norm=False,
     )
     attention = "attention_weights.weight"
     return {
@@ -150,11 +155,18 @@ def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport)
         "decoder_ffn_dim": shapes.size("transformer.decoder.layers.0.linear1.weight"),
         "encoder_attention_heads": heads,
         "decoder_attention_heads": heads,
-        "positional_embedding_temperature": assumed.number("temperature", 20, "pe_temperatureH", "pe_temperature"),
+        "positional_embedding_temperature": assumed.number("temperature", TEMPERATURE, "pe_temperatureH", "pe_temperature"),
         "activation_function": assumed.choice("activation", "relu", ACTIVATIONS, "transformer_activation"),
         "encoder_n_points": shapes.points(f"transformer.encoder.layers.0.self_attn.{attention}", heads, levels),
         "decoder_n_points": shapes.points(f"transformer.decoder.layers.0.cross_attn.{attention}", heads, levels),
     }
+
+
+def finish(module: nn.Module) -> None:
+    """These weights are trained with the authors' clamps."""
+    from ..arch.grounding_dino import take_authors_clamps
+
+    take_authors_clamps(module, 1e-3, 1e-3)
 
 
 def swin(shapes: Shapes, layers: str, attention: str, patches: str) -> dict[str, Any]:
@@ -263,7 +275,16 @@ FAMILIES = (
             ),
         ),
         formats=(
-            Format("grounding_dino", ("IDEA-Research Grounding DINO",), recognise, settings, TABLE, SKIPPED, values=values),
+            Format(
+                "grounding_dino",
+                ("IDEA-Research Grounding DINO",),
+                recognise,
+                settings,
+                TABLE,
+                SKIPPED,
+                values=values,
+                finish=finish,
+            ),
         ),
     ),
 )

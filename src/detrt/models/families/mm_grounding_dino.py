@@ -17,7 +17,7 @@ from .grounding_dino import FUSION, HEADS, bert, grounding_row, swin
 from .sizes import BERT, LEVELS, STAGES, SWIN_T, TINY_GROUNDING, TINY_SWIN, WIDE_SWIN
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 _BERT = "language_model.language_backbone.body.model"
 _SWIN = "model.backbone.conv_encoder.model.swin."
@@ -130,6 +130,13 @@ def values(shapes: Shapes) -> dict[str, Tensor]:
     }
 
 
+def finish(module: nn.Module) -> None:
+    """These weights are trained with mmdetection's clamps, of which that of the last box is another."""
+    from ..arch.grounding_dino import take_authors_clamps
+
+    take_authors_clamps(module, 1e-3, 1e-5)
+
+
 def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport) -> dict[str, Any]:
     if "bbox_head.cls_branches.0.bias" not in shapes:
         raise SourceError(
@@ -208,6 +215,7 @@ FAMILIES = (
                 table,
                 SKIPPED,
                 values=values,
+                finish=finish,
             ),
         ),
     ),
