@@ -234,7 +234,7 @@ def test_selections_of_the_engine_are_given_to_the_graph(engine, exported, tmp_p
     target = with_boxes(tmp_path / "model.onnx", tmp_path / "model.onnx", 1.2 if fault == "boxes" else 1.0)
     found = compare_engine(path, target, "fp16")
     assert found.on_same_queries and found.passed is passed, found.verdict
-    assert "on the queries of the engine" in found.verdict
+    assert "on the queries of the engine" in found.verdict and ("below the best" in found.verdict) is (fault == "selection")
     assert (max(row.error for row in found.rows) < 0.02) is (fault != "boxes")
     assert (max(row.selection for row in found.rows) < 0.02) is (fault != "selection")
     assert found.to_dict()["rows"][0]["selection"] is not None

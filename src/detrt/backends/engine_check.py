@@ -129,8 +129,9 @@ class EngineCheck:
         prompts = {row.prompt for row in self.rows}
         count = f"{len(shapes)} shapes" + (f", {len(prompts)} prompts" if len(prompts) > 1 else "")
         if self.on_same_queries:
-            error = max(max(row.error, row.selection or 0.0) for row in self.rows)
-            count += f"; on the queries of the engine, {error:.1e} of the largest output"
+            count += f"; on the queries of the engine, {max(row.error for row in self.rows):.1e} of the largest output"
+            below = max(row.selection or 0.0 for row in self.rows)
+            count += f", and their scores {below:.1e} of the largest below the best" if below > self.gate.tensor else ""
         return f"{compared - missing} of {compared} detections matched{where}, box {box:.2g} px, score {score:.1e}, {count}"
 
     def to_dict(self) -> dict[str, Any]:
