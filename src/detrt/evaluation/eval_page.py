@@ -133,9 +133,7 @@ def _confusions(found: Confusion) -> str:
         for j in shown:
             count = int(found.counts[i, j])
             shade = round(70 * count / total)
-            cells.append(
-                f'<span style="display:block;background:color-mix(in srgb,var(--accent) {shade}%,transparent)">{count or ""}</span>'
-            )
+            cells.append(f'<span class="part" style="opacity:{shade}%"></span>{count or ""}')
         rows.append([escape(found.names[i]), *cells])
     note = "<p>Rows: what is annotated. Columns: what was found.</p>"
     return note + html_table(
