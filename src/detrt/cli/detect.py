@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +20,7 @@ from ..system import CPU
 from . import outputs
 from .cluster import ClusterOptions, check_alone, detect_on_cluster
 from .live import LiveOptions, TrackOptions, check_live, detect_live, find_sources
-from .options import Given, PromptOptions, RunOptions, command
+from .options import OVERLAP, TILE, Given, PromptOptions, RunOptions, command
 from .outputs import OutputOptions
 
 if TYPE_CHECKING:
@@ -74,17 +73,8 @@ class ImageOptions:
     size: tuple[int, int] | None = field(
         default=None, metadata={"help": "Input size: 640 or HEIGHTxWIDTH.", "panel": "Size", "parse": parse_size}
     )
-    tile: tuple[int, int] | None = field(
-        default=None,
-        metadata={
-            "help": "Detect in tiles of this size, 640 or HEIGHTxWIDTH, and in the whole image.",
-            "panel": "Size",
-            "parse": partial(parse_size, flag="tile"),
-        },
-    )
-    overlap: float | None = field(
-        default=None, metadata={"help": "Part of a tile that neighbours share (0.2).", "panel": "Size", "needs": {"tile": ()}}
-    )
+    tile: tuple[int, int] | None = field(default=None, metadata=TILE)
+    overlap: float | None = field(default=None, metadata=OVERLAP)
     image_decoder: str = field(
         default="cpu", metadata={"help": "Decode JPEG files and videos on the cpu, or on the gpu that runs the model."}
     )

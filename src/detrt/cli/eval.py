@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,9 +13,8 @@ from .. import files
 from ..backends.openvino.config import OpenVinoRun
 from ..errors import DetrtError
 from ..models.load import LoadOptions
-from ..spec import parse_size
 from ..system import IMAGE_DECODERS
-from .options import TEXT, Given, RunOptions, command
+from .options import OVERLAP, TEXT, TILE, Given, RunOptions, command
 
 if TYPE_CHECKING:
     from ..backends.search import SessionOptions
@@ -33,17 +31,8 @@ class EvalOptions:
 
     images: Path | None = field(default=None, metadata={"help": "Folder of the annotated images; YOLO and VOC have their own."})
     batch: int = field(default=4, metadata={"help": "Batch size.", "panel": "Size", "min": 1})
-    tile: tuple[int, int] | None = field(
-        default=None,
-        metadata={
-            "help": "Detect in tiles of this size, 640 or HEIGHTxWIDTH, and in the whole image.",
-            "panel": "Size",
-            "parse": partial(parse_size, flag="tile"),
-        },
-    )
-    overlap: float | None = field(
-        default=None, metadata={"help": "Part of a tile that neighbours share (0.2).", "panel": "Size", "needs": {"tile": ()}}
-    )
+    tile: tuple[int, int] | None = field(default=None, metadata=TILE)
+    overlap: float | None = field(default=None, metadata=OVERLAP)
     resume: Path | None = field(default=None, metadata={"help": "Resume file, updated after every batch.", "writes": "file"})
     image_decoder: str = field(
         default="cpu", metadata={"help": "Decode JPEG files on the cpu, or on the gpu that runs the model."}

@@ -235,6 +235,15 @@ def comma_separated(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+# Metadata of the fields `tile` and `overlap` of every command that detects in tiles.
+TILE = {
+    "help": "Detect in tiles of this size, 640 or HEIGHTxWIDTH, and in the whole image.",
+    "panel": "Size",
+    "parse": functools.partial(parse_size, flag="tile"),
+}
+OVERLAP = {"help": "Part of a tile that neighbours share (0.2).", "panel": "Size", "needs": {"tile": ()}}
+
+
 def parse_sizes(text: str) -> tuple[tuple[int, int], ...]:
     """Comma-separated sizes; see `parse_size`."""
     return tuple(parse_size(part) for part in text.split(","))
