@@ -178,7 +178,6 @@ def measure(engine: Path) -> dict[str, Any]:
             "no CUDA graph": session.graph_note,
             "precision": facts.precision,
             "layer_types": dict(facts.layer_types),
-            "multiply_adds": dict(facts.multiply_adds),
             "engine_MB": round(engine.stat().st_size / 1e6, 1),
             "activations_MiB": round(facts.activation_bytes / 2**20),
             "build_s": round(facts.build_seconds),

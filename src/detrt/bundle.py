@@ -93,9 +93,8 @@ class EngineFacts:
     profile: input name -> {"min": [...], "opt": [...], "max": [...]}. precision: e.g. "fp32".
     onnx_sha256: digest of the ONNX file it was built from. layers: number of network layers.
     options: the caller's choices. inputs, outputs: {"name", "dtype", "shape"}, a symbolic axis is its name.
-    layer_types: TensorRT type -> number of layer outputs. multiply_adds: TensorRT type -> multiply-adds of the convolutions and matmuls
-        that the engine inspector describes; empty where it describes none. kernels: kind -> number of kernels, "all" among them, where the builder lists them
-        (`backends.tensorrt.kernels`). peak_memory_mib: of the builder process, MiB.
+    layer_types: TensorRT type -> number of layer outputs. kernels: kind -> number of kernels, "all" among them, where the builder
+        lists them (`backends.tensorrt.kernels`). peak_memory_mib: of the builder process, MiB.
     environment: variables that the process that runs it must have as they were when it was built, e.g. {"NVIDIA_TF32_OVERRIDE": "0"}.
     activation_bytes: GPU memory that one execution context needs beside the weights; 0 where TensorRT did not say.
     cpu_speed: of an OpenVINO model beside the ONNX file; None where it was not timed.
@@ -113,7 +112,6 @@ class EngineFacts:
     inputs: tuple[Mapping[str, Any], ...] = ()
     outputs: tuple[Mapping[str, Any], ...] = ()
     layer_types: Mapping[str, int] = field(default_factory=dict)
-    multiply_adds: Mapping[str, int] = field(default_factory=dict)
     kernels: Mapping[str, int] = field(default_factory=dict)
     peak_memory_mib: int = 0
     activation_bytes: int = 0
@@ -160,7 +158,7 @@ class EngineFacts:
 _LIST = (list, tuple)
 _ENGINE_TYPES: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("target", "runtime_version", "precision", "onnx_sha256"), str),
-    **dict.fromkeys(("profile", "options", "layer_types", "multiply_adds", "kernels", "environment"), Mapping),
+    **dict.fromkeys(("profile", "options", "layer_types", "kernels", "environment"), Mapping),
     **dict.fromkeys(("compute_capabilities", "inputs", "outputs"), _LIST),
     **dict.fromkeys(("layers", "build_seconds", "peak_memory_mib", "activation_bytes"), (int, float)),
 }

@@ -253,14 +253,6 @@ def _configs(targets: Iterable[object], model: str) -> list[object]:
 class _GraphWork(Work):
     """The stages that make the graph."""
 
-    def multiply_adds(self, spec: ModelSpec) -> int:
-        from . import graph
-        from .graph.msda_plugin import runnable
-        from .precision.apply import blank_feeds
-        from .precision.proof import count_macs
-
-        return sum(count_macs(runnable(graph.load(self.graphs / MODEL)), blank_feeds(spec)).values())
-
     def extend(self, bundle: Bundle) -> None:
         """Take over what a bundle has; its graph stays where it is."""
         for entry in bundle.files:

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,14 +21,15 @@ from precision_graphs import pixel_model
 from detrt import Bundle, graph
 from detrt.backends.building import Work
 from detrt.backends.engine_check import EngineCheck, EngineRow
-from detrt.backends.tensorrt import BuiltEngine, EngineConfig, building, speed
+from detrt.backends.tensorrt import BuiltEngine, EngineConfig, building
 from detrt.backends.tensorrt import compare as engine_compare
+from detrt.backends.tensorrt.building import check_capability
+from detrt.backends.tensorrt.versions import row_of
 from detrt.bundle import EngineFacts, read_sidecar, write_sidecar
 from detrt.data.matching import gate_for
 from detrt.errors import EngineError
 from detrt.precision import PrecisionConfig
 from detrt.precision.apply import apply_precision
-from detrt.precision.proof import count_macs
 from detrt.spec import Precision
 
 RTX_NAME = "model.tensorrt-rtx-sm89.engine"
@@ -416,69 +419,24 @@ def test_an_engine_that_detects_something_else_is_not_handed_over(cli, place, mo
     cli.refused("build", "random", "--target", "tensorrt", names="the model returned NaN", advice="--precision", code=3)
 
 
-@pytest.fixture
-def int8(place, monkeypatch):
-    """`int8.onnx`, and a TensorRT of which come back: a list with the milliseconds of its engines, INT8's and FP16's; a list that
-    gets whether each graph was quantized; and what its inspector says, here nothing."""
+def test_tensorrt_8_is_refused_int8_before_any_work(cli, place, monkeypatch):
+    """Asked of a checkpoint, and held by a graph; a later TensorRT is not."""
     model, _ = apply_precision(
-        pixel_model(),
-        PIXELS,
-        PrecisionConfig("int8", calibration="x", min_fraction=0.0),
-        [np.full((16, 16, 3), value, np.uint8) for value in (40, 200)],
+        pixel_model(), PIXELS, PrecisionConfig("int8", calibration="x", min_fraction=0.0), [np.zeros((16, 16, 3), np.uint8)]
     )
     graph.save(model, place / "int8.onnx")
-    times, quantized, kernels = [2.0, 3.0], [], {}
-
-    def write_engine(path, output, config, spec, *, progress):
-        quantized.append(any(node.op_type == "QuantizeLinear" for node in graph.load(path).graph.node))
-        output.write_bytes(b"engine")
-        profile = {"pixel_values": {point: [4, 3, 16, 16] for point in ("min", "opt", "max")}}
-        facts = EngineFacts("tensorrt", "8.5.3.1", (90,), "int8", profile, onnx_sha256="", multiply_adds=kernels)
-        return BuiltEngine(output, write_sidecar(output, spec, facts), facts, 6)
-
-    monkeypatch.setattr(building, "build_engine", write_engine)
+    installed = SimpleNamespace(row=row_of("tensorrt", "8.6.1"), version="8.6.1")
+    monkeypatch.setattr(building, "is_installed", lambda target: True)
+    monkeypatch.setattr(building, "load_trt", lambda target: installed)
     monkeypatch.setattr(building.EngineBuilder, "missing", lambda *_: [])
     monkeypatch.setattr(Work, "graph_precision", Precision.INT8)
-    monkeypatch.setattr(building.EngineBuilder, "_compare_engine", lambda *_: None)  # needs a GPU
-    monkeypatch.setattr(speed, "median_times", lambda engines: times)
-    return times, quantized, kernels
-
-
-def test_an_int8_engine_is_timed_beside_fp16(cli, place, int8):
-    """A slower one is refused with both figures, and nothing is written; --accept-slower keeps it without the second build."""
-    times, quantized, _ = int8
-    build = ["build", "int8.onnx", "-o", "fast", "--target", "tensorrt", "--batch", 4]
-    stages = {row["stage"]: row["verdict"] for row in cli(*build, "--json", "-").json["stages"]}
-    assert stages["speed tensorrt"] == "INT8 2 ms, FP16 3 ms at batch 4: 1.50 times as fast" and quantized == [True, False]
-    name = "model.tensorrt.int8.engine"
-    assert Bundle.open("fast").provenance.options["engine_speeds"] == {name: {"batch": 4, "int8_ms": 2.0, "fp16_ms": 3.0}}
-    times[:] = [3.0, 2.5]
     before = snapshot(place)
-    slow = ["build", "int8.onnx", "-o", "slow", "--target", "tensorrt"]
-    text = cli.refused(*slow, "--batch", 4, names="INT8 3 ms, FP16 2.5 ms", advice="--accept-slower", code=3)
-    assert "--precision fp16" in text
+    refused = partial(cli.refused, names="no int8 engines with TensorRT 8.6.1", advice="--precision fp16")
+    refused("build", "int8.onnx", "-o", "new", "--target", "tensorrt")
+    refused("build", "random:detr/tiny", "-o", "new", "--target", "tensorrt", "--precision", "int8", "--calibration", "x")
     assert snapshot(place) == before
-    quantized.clear()
-    cli(*slow, "--accept-slower")
-    assert quantized == [True] and "engine_speeds" not in Bundle.open("slow").provenance.options
-
-
-@pytest.mark.parametrize(("done", "said"), [(0.75, "note: "), (0.25, "warning: ")])
-def test_how_much_runs_in_int8_kernels(cli, place, int8, done, said):
-    total = sum(count_macs(graph.load("int8.onnx"), {"pixel_values": np.zeros((4, 3, 16, 16), np.uint8)}).values())
-    int8[2].update(INT8=round(done * total), HALF=5)
-    result = cli("build", "int8.onnx", "-o", "out", "--target", "tensorrt", "--batch", 4)
-    assert f"{said}{done:.0%} of the multiply-adds of 'model.tensorrt.int8.engine' run in INT8 kernels" in result.err
-    assert Bundle.open("out").provenance.options["int8_kernels"] == {"model.tensorrt.int8.engine": pytest.approx(done, abs=1e-3)}
-
-
-def test_accept_slower_is_for_int8(cli, place, monkeypatch):
-    monkeypatch.setattr(building.EngineBuilder, "missing", lambda *_: [])
-    for model in ("model.onnx", "random:detr/tiny"):
-        cli.refused(
-            "build", model, "-o", "new", "--target", "tensorrt", "--accept-slower", names="--accept-slower", advice="int8"
-        )
-    cli.refused("build", "model.onnx", "-o", "new", "--accept-slower", names="--accept-slower", advice="--target tensorrt")
+    installed.row = row_of("tensorrt", "10.3.0")
+    check_capability(Precision.INT8, [EngineConfig(target="tensorrt")])
 
 
 MACHINES = {  # installed packages that build or run a target, GPUs, checkpoint -> what auto builds

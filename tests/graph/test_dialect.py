@@ -23,7 +23,6 @@ from detrt.graph.dialect import (
     cumsum_to_matmul,
     fix_axes,
     move_integers,
-    quantize_weights,
     scale_before_matmul,
     use_layer_norm_plugin,
     widen,
@@ -398,31 +397,15 @@ def test_booleans_are_moved_as_integers():
     np.testing.assert_array_equal(run(model, feeds)[0], want[0])
 
 
-def test_quantized_weights_become_floats_behind_a_quantizer():
-    rng = np.random.default_rng(1)
-    weight, scale = rng.integers(-127, 128, (4, 3, 2, 2), dtype=np.int8), rng.uniform(1e-3, 0.2, 4).astype(np.float32)
+def test_quantized_graphs_are_refused():
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
     nodes = [
-        helper.make_node("DequantizeLinear", ["w", "scale"], ["wide"], "dq", axis=0),
-        helper.make_node("QuantizeLinear", ["x", "one"], ["small"], "q"),
-        helper.make_node("DequantizeLinear", ["small", "one"], ["near"], "dq2"),
-        helper.make_node("Conv", ["near", "wide"], ["y"], "conv"),
+        helper.make_node("QuantizeLinear", ["x", "one"], ["small"]),
+        helper.make_node("DequantizeLinear", ["small", "one"], ["y"]),
     ]
-    constants = [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(scale, "scale")]
-    constants.append(numpy_helper.from_array(np.float32(0.05), "one"))
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 4, 4])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4, 3, 3])
-    graph = helper.make_graph(nodes, "quantized", [x], [y], constants)
-    # QuantizeLinear without a zero point is of UINT8, which detrt does not write: `widen` adds zeros of INT8.
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    assert widen(model).quantized
-    assert all(len(n.input) == 3 for n in model.graph.node if "quantize" in n.op_type.lower())
-    feeds = {"x": rng.standard_normal((1, 3, 4, 4)).astype(np.float32)}
-    plain = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    want = run(model, feeds, plain)
-    assert quantize_weights(model) == 1
-    assert not [t.name for t in model.graph.initializer if t.data_type == TensorProto.INT8 and "zero_point" not in t.name]
-    np.testing.assert_array_equal(run(with_outputs(model, ["wide/quantized"], TensorProto.INT8), feeds, plain)[1], weight)
-    np.testing.assert_array_equal(run(model, feeds, plain)[0], want[0])
+    scale = numpy_helper.from_array(np.float32(0.05), "one")
+    with pytest.raises(GraphError, match="INT8.*`precision=fp16`"):
+        widen(helper.make_model(helper.make_graph(nodes, "quantized", [x], [y], [scale])))
 
 
 @pytest.mark.parametrize("family", ["rt_detr_v2", "deformable_detr"])
@@ -479,7 +462,7 @@ def test_types_come_out_of_a_typed_graph_and_are_remembered(exported):
     nodes = {node.name for node in model.graph.node}
     done = widen(model)
     onnx.checker.check_model(model)
-    assert done.low and not done.quantized
+    assert done.low
     wide = {node.name for node in model.graph.node if done.fp32.intersection(node.output)}
     assert set(typing.fp32_reasons) & {n.name for n in model.graph.node} <= wide and not wide & typing.low
     assert wide <= nodes

@@ -84,10 +84,6 @@ class Work:
         recorded = self.provenance.options.get("precision")
         return recorded if isinstance(recorded, Mapping) else {}
 
-    def multiply_adds(self, spec: ModelSpec) -> int:
-        """Multiply-adds of the graph for one image of the size of `spec`."""
-        raise NotImplementedError
-
     def add(self, name: str, kind: str, facts: EngineFacts | None = None) -> None:
         """Enter a file of the folder; one of the same name gives way."""
         self.entries = [*(one for one in self.entries if one.path != name), entry_of(self.folder, name, kind, facts)]

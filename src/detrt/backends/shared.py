@@ -30,7 +30,7 @@ class SharedOptions:
 
     names: of builds, such as "tensorrt", or "auto" alone. devices: to build for, or to try the graph on.
     batch, height, width: (min, opt, max); sides in pixels. sizes: (height, width) of one file each.
-    timeout_seconds: limit of each build. keep_slower: a file is kept also where another is faster.
+    timeout_seconds: limit of each build.
 
     Raises:
         EngineError: an unknown name, or sizes that nothing of what is built takes.
@@ -43,7 +43,6 @@ class SharedOptions:
     width: Triple | None = None
     sizes: tuple[tuple[int, int], ...] = ()
     timeout_seconds: float | None = None
-    keep_slower: bool = False
 
     def __post_init__(self) -> None:
         known = builds()

@@ -17,7 +17,6 @@ from ..errors import DetrtError, GateError, MissingPackageError, OutputError
 from ..models.contract import ExportConfig
 from ..models.load import LoadOptions
 from ..pipeline import BuildReport, build
-from ..spec import Precision
 from ..system import StageProgress
 
 if TYPE_CHECKING:
@@ -117,8 +116,7 @@ def _rows(
         built = exported
         try:
             if by_batch:
-                # The table shows both precisions; a slower one is a row, not a failure.
-                asked = SharedOptions((config.target,), batch=(batch,) * 3, keep_slower=precision == Precision.INT8)
+                asked = SharedOptions((config.target,), batch=(batch,) * 3)
                 built = build(exported.bundle.folder, folder / f"{stem}.b{batch}", targets=configs_of(asked), progress=step)
             measured = bench([str(built.bundle.folder)], config.bench(batch, evaluated=number == 0), step)["rows"]
             rows += [about | _measured(row, built, config) for row in measured]

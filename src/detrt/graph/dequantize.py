@@ -48,7 +48,7 @@ def remove_quantization(model: onnx.ModelProto) -> int:
     weights = [node for node in model.graph.node if node.op_type == "DequantizeLinear" and node.input[0] in constants]
     for node in weights:
         kind = onnx.helper.tensor_dtype_to_np_dtype(constants[node.input[1]].data_type)
-        value = dequantized_weight(node, constants).astype(kind)
+        value = _dequantized(node, constants).astype(kind)
         model.graph.initializer.append(numpy_helper.from_array(value, node.output[0]))
     if weights:
         names = {node.output[0] for node in weights}
@@ -57,7 +57,7 @@ def remove_quantization(model: onnx.ModelProto) -> int:
     return pairs + len(weights)
 
 
-def dequantized_weight(node: onnx.NodeProto, constants: Mapping[str, TensorProto]) -> NDArray[np.float32]:
+def _dequantized(node: onnx.NodeProto, constants: Mapping[str, TensorProto]) -> NDArray[np.float32]:
     """The value of a symmetric DequantizeLinear of a constant."""
     values, scale = (numpy_helper.to_array(constants[name]).astype(np.float32) for name in node.input[:2])
     axis = int(attribute(node, "axis", 1))

@@ -26,7 +26,6 @@ from .clean import (
     merge_equal_tensors,
     name_modes_as_before,
 )
-from .dequantize import dequantized_weight
 from .lower_msda import sum_by_reduction
 from .msda_plugin import NVIDIA_DOMAIN, cut, rejoin, runnable
 from .nodes import DEFAULT_DOMAINS, GraphBuilder, default_opset, import_domain, replace_nodes
@@ -55,12 +54,10 @@ class Widened:
 
     Attributes:
         low: whether the graph computed in FP16.
-        quantized: whether it holds QuantizeLinear.
         fp32: tensors that nodes give which must compute in FP32 although the builder may use FP16; empty where `low` is False.
     """
 
     low: bool = False
-    quantized: bool = False
     fp32: set[str] = field(default_factory=set)
 
 
@@ -256,16 +253,16 @@ def widen(model: onnx.ModelProto) -> Widened:
     Weights keep the values that FP16 gave them; inputs and outputs keep their types. Casts between floats go.
 
     Raises:
-        GraphError: BF16 or FP8, which a builder without strong typing does not have.
+        GraphError: BF16 and FP8, which a builder without strong typing does not have, or INT8, which was never faster in one.
     """
     graph = model.graph
     kinds = element_types(model)
     names = {TensorProto.BFLOAT16: "BF16", TensorProto.FLOAT8E4M3FN: "FP8"}
-    if strange := sorted({names[kind] for kind in kinds.values() if kind in names}):
-        raise GraphError(f"this TensorRT has no {' and no '.join(strange)}; build with `precision=fp16` or int8")
+    strange = {names[kind] for kind in kinds.values() if kind in names}
+    strange |= {"INT8" for node in graph.node if node.op_type == "QuantizeLinear"}
+    if strange:
+        raise GraphError(f"with this TensorRT detrt builds no {' and no '.join(sorted(strange))}; build with `precision=fp16`")
     done = Widened(any(kind == TensorProto.FLOAT16 for kind in kinds.values()))
-    done.quantized = any(node.op_type == "QuantizeLinear" for node in graph.node)
-    _add_zero_points(model)
     if not done.low:
         return done
     outer = {value.name for value in (*graph.input, *graph.output) if kinds.get(value.name) == TensorProto.FLOAT16}
@@ -392,50 +389,6 @@ def _shapes_of_plugins(model: onnx.ModelProto, optimize: Callable[[bytes], bytes
     inferred = onnx.load_from_string(optimize(standard.SerializeToString())).graph.output
     shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in inferred}
     return {name: shape for name, shape in shapes.items() if name in outputs and shape and all(shape)}
-
-
-def quantize_weights(model: onnx.ModelProto) -> int:
-    """Store quantized weights as FP32 behind a QuantizeLinear, in place: TensorRT 8 dequantizes no INT8 constants.
-
-    The QuantizeLinear gives the same integers again. Returns how many weights were changed.
-    """
-    graph = model.graph
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    nodes: list[onnx.NodeProto] = []
-    count = 0
-    for node in graph.node:
-        weight = constants.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
-        if weight is not None and weight.data_type == TensorProto.INT8:
-            count += 1
-            name = f"{node.output[0]}/float"
-            graph.initializer.append(numpy_helper.from_array(dequantized_weight(node, constants), name))
-            quantized = onnx.NodeProto()
-            quantized.CopyFrom(node)
-            quantized.op_type, quantized.name = "QuantizeLinear", f"{node.name}/quantize"
-            quantized.input[0] = name
-            quantized.output[0] = f"{node.output[0]}/quantized"
-            nodes.append(quantized)
-            node.input[0] = quantized.output[0]
-        nodes.append(node)
-    if count:
-        replace_nodes(model, nodes)
-        drop_dead(model)
-    return count
-
-
-def _add_zero_points(model: onnx.ModelProto) -> None:
-    """Give each QuantizeLinear and DequantizeLinear the zero point that its absence means; TensorRT 8.5 wants three inputs."""
-    shapes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
-    for node in model.graph.node:
-        if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or (len(node.input) > 2 and node.input[2]):
-            continue
-        # Symmetric INT8 is the only integer type that detrt writes and TensorRT multiplies.
-        name = f"{node.input[1]}/zero_point"
-        if name not in shapes:
-            shapes[name] = shapes.get(node.input[1], [])
-            model.graph.initializer.append(numpy_helper.from_array(np.zeros(shapes[name], np.int8), name))
-        del node.input[2:]
-        node.input.append(name)
 
 
 def _wide(tensor: TensorProto) -> TensorProto:

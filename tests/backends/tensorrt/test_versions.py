@@ -49,13 +49,6 @@ def test_known_faults_of_a_version():
     (told,) = check_faults(faults("11.1.0", layers={"GRID_SAMPLE"}), "11.1.0")
     assert "GridSample" in told and "`msda=gather`" in told
     assert not faults("1.7.1", target="tensorrt-rtx", sm=89, layers={"GRID_SAMPLE"})
-    with pytest.raises(EngineError, match=r"does not return for a quantized DETR .* Use `precision=fp16`"):
-        check_faults(faults("8.5.3", family="detr", precisions={"int8", "fp16"}), "8.5.3")
-    assert not faults("8.5.3", family="detr", precisions={"fp16"})
-    deformable = {"family": "deformable_detr", "precisions": {"int8", "fp16"}}
-    with pytest.raises(EngineError, match=r"quantized Deformable DETR with a plugin .* Use `precision=fp16`"):
-        check_faults(faults("8.5.3", layers={"PLUGIN_V2"}, **deformable), "8.5.3")
-    assert not faults("8.5.3", layers={"GATHER"}, **deformable)
 
 
 def test_rows_and_faults_are_well_formed():

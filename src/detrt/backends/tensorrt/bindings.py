@@ -313,6 +313,11 @@ _loaded: dict[str, Trt] = {}
 _load_lock = threading.Lock()
 
 
+def is_installed(target: str) -> bool:
+    """Whether the target's package is there; it is not imported."""
+    return importlib.util.find_spec(_LIBRARIES[target][0]) is not None
+
+
 def check_installed(target: str) -> None:
     """Say what to install without importing the library.
 
@@ -321,8 +326,8 @@ def check_installed(target: str) -> None:
     """
     if target not in TARGETS:
         raise EngineError(f"target must be one of {', '.join(TARGETS)}; got {target!r}")
-    name, extra = _LIBRARIES[target]
-    if importlib.util.find_spec(name) is None:
+    if not is_installed(target):
+        name, extra = _LIBRARIES[target]
         raise MissingPackageError(name, extra, f"the target '{target}'")
 
 

@@ -106,7 +106,6 @@ def build_engine(
         inputs=tuple(answer["inputs"]),
         outputs=tuple(answer["outputs"]),
         layer_types=answer["layer_types"],
-        multiply_adds=answer["multiply_adds"],
         kernels=answer["kernels"],
         peak_memory_mib=answer["peak_memory_mib"],
         activation_bytes=answer.get("activation_bytes", 0),

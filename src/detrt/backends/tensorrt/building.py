@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,15 +11,12 @@ from typing import Any
 from ...bundle import EngineFacts, text_encoder_beside
 from ...errors import EngineError, ExportError, GateError, MissingPackageError
 from ...models.families import Family
-from ...spec import PIXEL_VALUES, Precision
+from ...spec import Precision
 from ..building import MODEL, Builder, BuildPlan, Work
 from ..shared import SharedOptions
-from .bindings import check_installed
+from .bindings import check_installed, is_installed, load_trt
 from .build import build_engine, check_sms, runs_here
 from .config import EngineConfig
-
-# Fraction of the multiply-adds in INT8 kernels below which an engine hardly is an INT8 engine.
-LEAST_INT8_KERNELS = 0.5
 
 
 class EngineBuilder(Builder):
@@ -29,8 +25,6 @@ class EngineBuilder(Builder):
     def configs_for(self, asked: SharedOptions, make: Callable[..., EngineConfig]) -> list[EngineConfig]:
         """One for each target; where there are both, without the choices that are for the other one."""
         fields = {name: getattr(asked, name) for name in ("batch", "height", "width", "timeout_seconds")}
-        if asked.keep_slower and asked.names == ("tensorrt",):
-            fields["accept_slower"] = True
         others: dict[str, dict[str, Any]] = {"tensorrt-rtx": {"timing_cache": None, "plugins": ()}, "tensorrt": {"sms": ()}}
         return [make(target=name, **fields, **(others[name] if len(asked.names) > 1 else {})) for name in asked.names]
 
@@ -45,8 +39,6 @@ class EngineBuilder(Builder):
         precision = Precision.TF32 if plan.precision.precision == Precision.TF32 else plan.precision.target
         if precision != Precision.FP32:
             check_capability(precision, configs)
-        if not plan.from_graph:
-            _check_accept_slower(configs, plan.precision.target)
 
     def missing(self, configs: Sequence[EngineConfig]) -> list[MissingPackageError]:
         found = []
@@ -81,25 +73,22 @@ class EngineBuilder(Builder):
 
         Raises:
             ExportError: the graph's INT8 is placed for another runtime.
-            EngineError: a choice that has no effect on this graph.
-            GateError: the engine has another precision than its graph, detects something else, or is INT8 and not faster than FP16.
+            EngineError: TensorRT, or the GPU, does not compute in the graph's precision.
+            GateError: the engine has another precision than its graph, or detects something else.
         """
         _check_placement(work.recorded_precision.get("qdq_placement"))
         precision = work.graph_precision
-        _check_accept_slower([config], precision)
+        if precision is not None and precision != Precision.FP32:
+            check_capability(precision, [config])
         name = engine_name(config, precision or Precision.FP32)
         facts = self._engine(work, MODEL, name, config, "engine")
         if precision is not None:
             check_engine(facts, precision)
-        if precision == Precision.INT8 and facts.multiply_adds:
-            self._count_int8_kernels(work, name, facts)
         if work.spec.text is not None and work.spec.text.encoder:
             self._build_text_engine(work, work.spec.text.encoder, text_encoder_beside(Path(name)).name, config)
         # An engine of TensorRT-RTX for other GPUs is compared when it is first opened.
         if compare and runs_here(config):
             self._compare_engine(work, name, config, precision or Precision.FP32)
-            if precision == Precision.INT8 and not config.accept_slower:
-                self._compare_speed(work, name, config)
 
     def _build_text_engine(self, work: Work, encoder: str, name: str, config: EngineConfig) -> None:
         """The engine of the text encoder. Without one ONNX Runtime runs it, once for a prompt, and the detector is as fast."""
@@ -138,52 +127,6 @@ class EngineBuilder(Builder):
             + ". Try `msda=gather`, `keep_gathers`, another `precision` or another TensorRT version; `check=False` builds without the "
             "comparison, and 'detrt verify' with `ground_truth` judges by AP"
         )
-
-    def _count_int8_kernels(self, work: Work, name: str, facts: EngineFacts) -> None:
-        """How much of the graph runs in INT8 kernels, which TensorRT decides: it may undo quantization layer by layer."""
-        batch, _, height, width = facts.profile[PIXEL_VALUES]["opt"]
-        spec = replace(work.spec, input=replace(work.spec.input, height=height, width=width))
-        fraction = facts.multiply_adds.get(Precision.INT8.tensorrt, 0) / (batch * work.multiply_adds(spec))
-        work.record("int8_kernels", {**work.provenance.options.get("int8_kernels", {}), name: round(fraction, 4)})
-        text = f"{fraction:.0%} of the multiply-adds of '{name}' run in INT8 kernels, by TensorRT's engine inspector"
-        if fraction < LEAST_INT8_KERNELS:
-            work.warnings.append(f"{text}; the rest gains nothing from INT8: compare with `precision=fp16`")
-        else:
-            work.notes.append(text)
-
-    def _compare_speed(self, work: Work, name: str, config: EngineConfig) -> None:
-        """Time an INT8 engine beside one of the same graph without its quantization."""
-        from ... import graph
-        from ...graph.dequantize import remove_quantization
-        from .speed import median_times
-
-        start = time.perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / MODEL
-            model = graph.load(work.graphs / MODEL)
-            remove_quantization(model)
-            graph.save(model, path)
-            other = build_engine(
-                path,
-                path.with_suffix(".engine"),
-                config,
-                work.spec,
-                progress=lambda fraction, text: work.say("FP16 engine to compare with", fraction, text),
-            )
-            int8_ms, fp16_ms = median_times([work.folder / name, other.path])
-        batch = other.facts.profile[PIXEL_VALUES]["opt"][0]
-        verdict = f"INT8 {int8_ms:.3g} ms, FP16 {fp16_ms:.3g} ms at batch {batch}: {fp16_ms / int8_ms:.2f} times as fast"
-        work.done(f"speed {config.label}", start, 0, verdict)
-        speeds = {
-            **work.provenance.options.get("engine_speeds", {}),
-            name: {"batch": batch, "int8_ms": int8_ms, "fp16_ms": fp16_ms},
-        }
-        work.record("engine_speeds", speeds)
-        if int8_ms >= fp16_ms:
-            raise GateError(
-                f"the INT8 engine '{name}' is not faster than FP16 on this GPU: {verdict}; build with `precision=fp16`, or keep INT8 with "
-                "`accept_slower`"
-            )
 
     def _engine(self, work: Work, graph: str, name: str, config: EngineConfig, kind: str) -> EngineFacts:
         start = time.perf_counter()
@@ -226,6 +169,7 @@ def check_capability(precision: Precision, engines: Sequence[EngineConfig]) -> N
                 "convolutions and activations: version 1.6 fails on them. Choose `precision=fp8` (compute capability 89 and newer) or "
                 "fp16, or `targets=tensorrt`"
             )
+        _check_types(precision, config)
         lacking = [sm for sm in config.sms if sm < precision.min_compute_capability]
         if lacking:
             capable = [str(sm) for sm in config.sms if sm not in lacking]
@@ -237,21 +181,24 @@ def check_capability(precision: Precision, engines: Sequence[EngineConfig]) -> N
             )
 
 
+def _check_types(precision: Precision, config: EngineConfig) -> None:
+    """Raises EngineError where the installed library has no such type, or detrt does not use it there."""
+    if precision == Precision.TF32 or not is_installed(config.target):
+        return
+    trt = load_trt(config.target)
+    if precision not in trt.row.types:
+        raise EngineError(
+            f"detrt builds no {precision} engines with TensorRT {trt.version}; choose "
+            f"{' or '.join(f'`precision={name}`' for name in (*trt.row.types, 'fp32'))}"
+        )
+
+
 def _check_placement(qdq_placement: str | None) -> None:
     """Raises ExportError where INT8 is placed for OpenVINO and ONNX Runtime, and an engine is wanted of it."""
     if qdq_placement == "cpu":
         raise ExportError(
             "INT8 with `qdq_placement=cpu`, the default where OpenVINO is the only target, quantizes projections of attentions, which "
             "TensorRT computes wrongly or slowly; build the graph for it with `qdq_placement=tensorrt`"
-        )
-
-
-def _check_accept_slower(engines: Sequence[EngineConfig], precision: Precision | None) -> None:
-    """Raises EngineError where --accept-slower has no effect, because the graph is not INT8."""
-    if precision != Precision.INT8 and any(config.accept_slower for config in engines):
-        raise EngineError(
-            f"`accept_slower` has no effect: it concerns INT8 engines, and this graph is {precision or 'of unknown precision'}; leave it "
-            "out, or build with `precision=int8`"
         )
 
 

@@ -54,7 +54,6 @@ class EngineConfig:
     optimization_level: 0 (fast build) to 5 (long search). workspace_mib: limit of scratch memory, MiB;
         None: the library's own. tf32: let FP32 products use TF32 (19 bits) where the GPU can.
     timing_cache: file of measured tactics, read and updated; "tensorrt" only.
-    accept_slower: keep an INT8 engine without comparing its speed with FP16; "tensorrt" only.
     keep_gathers: leave deformable attention as the graph has it where detrt would run it in a plugin (TensorRT 8.5 and 8.6);
         "tensorrt" only.
     return_selections: the engine also returns the indices of its top-k selections, so that it is compared with its graph on the same
@@ -106,14 +105,6 @@ class EngineConfig:
         },
     )
     timeout_seconds: float | None = None
-    accept_slower: bool = field(
-        default=False,
-        metadata={
-            "help": "Keep an INT8 engine without building one of FP16 to compare its speed with.",
-            "panel": "Engine",
-            "needs": {"target": ("tensorrt",)},
-        },
-    )
     keep_gathers: bool = field(
         default=False,
         metadata={

@@ -37,7 +37,7 @@ class Rewritten:
 
     Attributes:
         path: the file to parse.
-        low, quantized: whether the typed graph computes in FP16, and holds Q/DQ; for builders without strong typing.
+        low: whether the typed graph computes in FP16; for builders without strong typing.
         changes: operator -> how many nodes were written in another form.
         plugin_is_faster: whether detrt's plugin, which was not given, would take the place of gathers in this FP16 graph.
         inputs, outputs: {"name", "dtype", "shape"} of the ONNX file, where the parser would change them; else None.
@@ -45,7 +45,6 @@ class Rewritten:
 
     path: Path
     low: bool = False
-    quantized: bool = False
     changes: Mapping[str, int] = field(default_factory=dict)
     plugin_is_faster: bool = False
     inputs: tuple[Mapping[str, Any], ...] | None = None
@@ -71,7 +70,6 @@ def rewrite(
         fix_axes,
         for_typed_parser,
         move_integers,
-        quantize_weights,
         scale_before_matmul,
         use_layer_norm_plugin,
         widen,
@@ -99,11 +97,11 @@ def rewrite(
     plugin_is_faster = False
     if not row.strongly_typed:
         widened = widen(model)
-        if how := _plugin_form(row, config, spec, profile, widened, OP_TYPE in plugins):
+        if how := _plugin_form(row, config, spec, profile, OP_TYPE in plugins):
             changes[RAISED[how]] = raise_msda(model)
             emit(model, how)
         elif not plugin_nodes(model) and all(node.op_type != "GridSample" for node in model.graph.node):
-            plugin_is_faster = widened.low and bool(_plugin_form(row, config, spec, profile, widened, True))
+            plugin_is_faster = widened.low and bool(_plugin_form(row, config, spec, profile, True))
         # NVIDIA's plugin computes coordinates in the type of its inputs. FP16 moves samples by up to a quarter of a pixel.
         widened.fp32.update(name for node in model.graph.node if node.op_type == NVIDIA_OP_TYPE for name in node.output)
     if spec.family in having(row.by_level_for):
@@ -131,8 +129,6 @@ def rewrite(
         changes["booleans"] = move_integers(model)
         changes["CumSum"] = cumsum_to_matmul(model)
         changes["scale before MatMul"] = scale_before_matmul(model, widened.fp32) if widened.low else 0
-        # After the optimiser, which would compute them.
-        changes["INT8 weights"] = quantize_weights(model)
         if LAYER_NORM in plugins and _layer_norm_is_faster(row, spec, widened, bool(plugin_nodes(model))):
             changes["LayerNormalization to NVIDIA's plugin"] = use_layer_norm_plugin(model, widened.fp32)
     also = _fp32_sigmoids(model, widened) if widened.low and spec.family in having(row.sigmoid_for) else ()
@@ -151,26 +147,24 @@ def rewrite(
         _mark(model, widened.fp32 if widened.low else set())
     path = folder / "model.onnx"
     graph.save(model, path)
-    return Rewritten(path, widened.low, widened.quantized, dict(changes), plugin_is_faster, **described)
+    return Rewritten(path, widened.low, dict(changes), plugin_is_faster, **described)
 
 
 def _layer_norm_is_faster(row: Version, spec: ModelSpec, widened: Widened, has_plugins: bool) -> bool:
-    """Whether NVIDIA's plugin for LayerNormalization is. In FP32 it was not measured, and quantized graphs were not either.
+    """Whether NVIDIA's plugin for LayerNormalization is. In FP32 it was not measured.
 
     has_plugins: whether deformable attention runs in one. Gathers of an encoder are in one node of Myelin with the layers around them, which
     a plugin would cut.
     """
     whole = spec.family in having(SAMPLING_ENCODER) and not has_plugins
-    return widened.low and not widened.quantized and spec.family in having(row.layer_norm_for) and not whole
+    return widened.low and spec.family in having(row.layer_norm_for) and not whole
 
 
 def _fp32_sigmoids(model: Any, widened: Widened) -> set[str]:
     return {node.output[0] for node in model.graph.node if node.op_type == "Sigmoid"} & widened.fp32
 
 
-def _plugin_form(
-    row: Version, config: EngineConfig, spec: ModelSpec, profile: Profile, widened: Widened, own_plugin: bool
-) -> str:
+def _plugin_form(row: Version, config: EngineConfig, spec: ModelSpec, profile: Profile, own_plugin: bool) -> str:
     """Which plugin runs deformable attention in place of gathers; "": none."""
     image = profile.get(PIXEL_VALUES)
     # With a plugin, engines of symbolic size find something else, also with the preview feature of `weak`.
@@ -178,8 +172,7 @@ def _plugin_form(
         return ""
     if own_plugin and spec.family in having(SAMPLING_ENCODER):
         return "plugin"
-    # The builder hangs on a quantized Deformable DETR with a plugin; the others were not measured.
-    return "nvidia-plugin" if spec.family in having(row.plugin_for) and not widened.quantized else ""
+    return "nvidia-plugin" if spec.family in having(row.plugin_for) else ""
 
 
 def _profile_of(

@@ -14,8 +14,6 @@ from ...models.families import having
 from ...models.families.base import (
     DINOV3,
     INT8_CROSS_ATTENTION,
-    INT8_NEVER_BUILDS,
-    INT8_PLUGIN_NEVER_BUILDS,
     LAYER_NORM_PLUGIN_IS_FASTER,
     ONE_PHRASE,
     PLUGIN_IS_FASTER,
@@ -80,16 +78,16 @@ class Version:
 _16 = ("fp16", "bf16", "int8", "fp8")
 VERSIONS: tuple[Version, ...] = (
     Version(
-        "tensorrt", (8, 5), 17, ("fp16", "int8"),
+        "tensorrt", (8, 5), 17, ("fp16",),
         # The parser has InstanceNormalization, as a plugin that fails in a build without cuDNN ("pluginV2Runner::allocateResources").
         frozenset(("LayerNormalization", "GroupNormalization", "InstanceNormalization", "Mod", "Mish", "Gelu", "IsInf", "CastLike", "ArgMax of integers")),
         shape_range=False, scatter_reduction=False, cumsum=False, int64=False, strongly_typed=False, plugins="IPluginV2DynamicExt",
         msda_plugin="1", plugin_for=PLUGIN_IS_FASTER, layer_norm_for=LAYER_NORM_PLUGIN_IS_FASTER,
         sigmoid_for=SIGMOID_IN_FP16, one_phrase=True,
-        state="run on H100s and H200s in FP32 and FP16, six models in INT8; JetPack 5 has 8.5.2",
+        state="run on H100s and H200s in FP32 and FP16; JetPack 5 has 8.5.2",
     ),
     Version(
-        "tensorrt", (8, 6), 17, ("fp16", "int8"), frozenset(("Mish", "Gelu", "CastLike")),
+        "tensorrt", (8, 6), 17, ("fp16",), frozenset(("Mish", "Gelu", "CastLike")),
         shape_range=False, scatter_reduction=False, cumsum=False, int64=False, strongly_typed=False, plugins="IPluginV2DynamicExt",
         msda_plugin="1", state="not tried",
     ),
@@ -210,18 +208,8 @@ FAULTS: tuple[Fault, ...] = (
         "`qdq_placement=tensorrt`, which quantizes both layers of an MLP or neither", "roboflow/rf-detr quantize.py", precisions=("int8",), layers=("UNARY",),
     ),
     Fault(
-        "INT8 cross-attention of RT-DETR (AP 19.4 instead of 47.7)", (8, 5), None, "warn", "`keep_fp32=decoder`",
+        "INT8 cross-attention of RT-DETR (AP 19.4 instead of 47.7)", (10, 0), None, "warn", "`keep_fp32=decoder`",
         "jacksonsc007/RTDETR_TensorRT_Deployment", precisions=("int8",), families=INT8_CROSS_ATTENTION,
-    ),
-    Fault(
-        "the builder does not return for a quantized DETR", (8, 5), (8, 6), "refuse",
-        "`precision=fp16`, which was faster than INT8 in every model that was measured", "docs/results/tensorrt.md#int8",
-        precisions=("int8",), families=INT8_NEVER_BUILDS,
-    ),
-    Fault(
-        "the builder does not return for a quantized Deformable DETR with a plugin", (8, 5), (8, 6), "refuse",
-        "`precision=fp16`; gathers (`keep_gathers`) were not tried", "docs/results/tensorrt.md#int8",
-        precisions=("int8",), layers=("PLUGIN_V2",), families=INT8_PLUGIN_NEVER_BUILDS,
     ),
     Fault(
         "engines of symbolic shapes are wrong at other sizes or prompt lengths than the usual one", (8, 5), (8, 6), "avoided",
@@ -233,7 +221,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "a MatMul that is constrained to FP32 because it overflows FP16 is stored in FP16", (8, 5), (8, 6), "avoided",
-        "the scale of attention moved in front of its product, which fits then", "docs/results/tensorrt.md#an-fp32-product-in-fp16", precisions=("fp16", "int8"),
+        "the scale of attention moved in front of its product, which fits then", "docs/results/tensorrt.md#an-fp32-product-in-fp16", precisions=("fp16",),
     ),
     Fault(
         "Deformable DETR of symbolic size with a plugin loses a fifth of its detections", (8, 5), (8, 6), "avoided",

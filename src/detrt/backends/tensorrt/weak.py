@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
 import sys
@@ -23,7 +22,7 @@ from .rewrite import FP32_MARK, Rewritten
 # layer before. TensorRT 8.5 finds "no supported formats" for constraints on those.
 _UNTYPED = frozenset(
     ("CONSTANT", "SHAPE", "TRIP_LIMIT", "RECURRENCE", "LOOP_OUTPUT", "ITERATOR", "CONDITION", "CONDITIONAL_INPUT",
-     "CONDITIONAL_OUTPUT", "ASSERTION", "QUANTIZE", "DEQUANTIZE", "SHUFFLE", "SLICE", "CONCATENATION",
+     "CONDITIONAL_OUTPUT", "ASSERTION", "SHUFFLE", "SLICE", "CONCATENATION",
      "GATHER", "SELECT", "IDENTITY", "SCATTER", "TOPK", "NMS", "NON_ZERO", "ONE_HOT")
 )  # fmt: skip
 # cuDNN is large, often absent, and NVIDIA's later versions do without it.
@@ -33,7 +32,6 @@ SILENT_S = 300.0
 _SYMBOLIC_FEATURE = "FASTER_DYNAMIC_SHAPES_0805"
 # Words of the engine inspector -> TensorRT type.
 _FORMATS = (
-    ("Int8", "INT8"),
     ("FP16", "HALF"),
     ("Half", "HALF"),
     ("FP32", "FLOAT"),
@@ -44,7 +42,7 @@ _FORMATS = (
 
 
 def configure(trt: Trt, builder_config: Any, network: Any, source: Rewritten, symbolic: bool) -> None:
-    """Tell the builder what the typed graph says: FP16 and INT8 where it has them, FP32 for every marked node.
+    """Tell the builder what the typed graph says: FP16 where it has it, FP32 for every marked node.
 
     symbolic: whether an axis of the profile has a range.
 
@@ -64,9 +62,6 @@ def configure(trt: Trt, builder_config: Any, network: Any, source: Rewritten, sy
         builder_config.set_preview_feature(feature, True)
     if source.low:
         builder_config.set_flag(flags.FP16)
-    if source.quantized:
-        builder_config.set_flag(flags.INT8)
-    if source.low or source.quantized:
         builder_config.set_flag(flags.PREFER_PRECISION_CONSTRAINTS)
     if source.low and not constrain(trt, network):
         raise EngineError(
@@ -167,29 +162,6 @@ def inspect(trt: Trt, engine: bytes) -> str:
 def count_types(inspected: str) -> dict[str, int]:
     """TensorRT type -> number of layer outputs."""
     counts = Counter(_type(output) for layer in _layers(inspected) for output in layer.get("Outputs", ()))
-    del counts[""]
-    return dict(counts.most_common())
-
-
-def count_multiply_adds(inspected: str) -> dict[str, int]:
-    """TensorRT type -> multiply-adds of the convolutions and matmuls that read it.
-
-    What lies inside a fused node of Myelin ("ForeignNode") is not described, and not counted.
-    """
-    counts: Counter[str] = Counter()
-    for layer in _layers(inspected):
-        inputs, outputs = layer.get("Inputs") or (), layer.get("Outputs") or ()
-        if not inputs or not outputs:
-            continue
-        size = math.prod(outputs[0]["Dimensions"])
-        match layer.get("ParameterType"):
-            case "Convolution":
-                counts[_type(inputs[0])] += size * layer["Weights"]["Count"] // layer["OutMaps"]
-            case "Deconvolution":
-                weights = layer["Weights"]["Count"] // inputs[0]["Dimensions"][1]
-                counts[_type(inputs[0])] += math.prod(inputs[0]["Dimensions"]) * weights
-            case "MatrixMultiply":
-                counts[_type(inputs[0])] += size * inputs[0]["Dimensions"][-2 if layer.get("MatrixOpA") == "TRANSPOSE" else -1]
     del counts[""]
     return dict(counts.most_common())
 

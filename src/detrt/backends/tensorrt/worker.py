@@ -78,8 +78,8 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
             notes.append("`return_selections` has no effect: the model selects no queries by their scores")
         profile = plan_profile(inputs, config, spec)
         layer_types = _layer_types(network)
-        _check_capability(sms, layer_types, source.low, source.quantized)
-        warnings = _known_faults(trt, network, spec, profile, sms, layer_types, source.low, source.quantized)
+        _check_capability(sms, layer_types, source.low)
+        warnings = _known_faults(trt, network, spec, profile, sms, layer_types, source.low)
         if trt.is_rtx and sms[0] not in RTX_SMS:
             warnings.append(
                 f"NVIDIA does not list compute capability {sms[0]} among the GPUs of TensorRT-RTX: the engine runs where TensorRT-RTX "
@@ -106,11 +106,9 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         _save_timing_cache(builder_config, config)
         size = int(host_memory.nbytes)
         Path(request["engine"]).write_bytes(memoryview(host_memory))
-        multiply_adds: dict[str, int] = {}
         if not row.strongly_typed:
             inspected = weak.inspect(trt, Path(request["engine"]).read_bytes())
             layer_types = weak.count_types(inspected)
-            multiply_adds = weak.count_multiply_adds(inspected)
             if wrong := weak.plugins_in_fp16(inspected):
                 raise EngineError(
                     f"TensorRT {trt.version} runs the plugin of '{wrong[0]}' in FP16 though it was told FP32, which moves the samples of "
@@ -127,7 +125,6 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         "compute_capabilities": list(sms),
         "precision": precision_of(layer_types) if layer_types else _allowed(source),
         "layer_types": layer_types,
-        "multiply_adds": multiply_adds,
         "profile": profile,
         "layers": int(network.num_layers),
         "kernels": kernels.count(kernels.parse(trt.layers)),
@@ -183,7 +180,7 @@ def _notes(source: Rewritten, own_plugin: bool = False) -> list[str]:
 
 def _allowed(source: Rewritten) -> str:
     """Types that the builder may choose, where the inspector names none: an engine of symbolic shapes of TensorRT 8.5."""
-    return "+".join(name for name, allowed in (("int8", source.quantized), ("fp16", source.low), ("fp32", True)) if allowed)
+    return "fp16+fp32" if source.low else "fp32"
 
 
 def _parse(trt: Trt, network: Any, onnx: Path, messages: Messages) -> None:
@@ -271,16 +268,14 @@ def _known_faults(
     sms: tuple[int, ...],
     layer_types: dict[str, int],
     low: bool,
-    quantized: bool,
 ) -> list[str]:
-    """Warnings about results of this version that are known to be wrong. low, quantized: see `Rewritten`.
+    """Warnings about results of this version that are known to be wrong. low: see `Rewritten`.
 
     Raises:
         EngineError: a fault that makes the engine useless.
     """
     precisions = {_FLOATS[kind] for kind in layer_types if kind in _FLOATS}
     precisions |= {"fp16"} if low else set()
-    precisions |= {"int8"} if quantized else set()
     layers = {network.get_layer(index).type.name for index in range(network.num_layers)}
     largest = max((shapes["max"][0] for shapes in profile.values() if shapes["max"]), default=1)
     found = [
@@ -299,13 +294,13 @@ def _known_faults(
     return check_faults(list(dict.fromkeys(found)), trt.version)
 
 
-def _check_capability(sms: tuple[int, ...], layer_types: dict[str, int], low: bool = False, quantized: bool = False) -> None:
+def _check_capability(sms: tuple[int, ...], layer_types: dict[str, int], low: bool = False) -> None:
     """Raises EngineError where the GPU does not compute in a type of the graph, before minutes of building.
 
-    low, quantized: see `Rewritten`.
+    low: see `Rewritten`.
     """
     kinds = [kind for kind in Precision if kind.tensorrt in layer_types and kind.bits < 32]
-    kinds += [kind for kind, used in ((Precision.FP16, low), (Precision.INT8, quantized)) if used]
+    kinds += [Precision.FP16] if low else []
     for kind in dict.fromkeys(kinds):
         if lacking := [sm for sm in sms if sm < kind.min_compute_capability]:
             raise EngineError(

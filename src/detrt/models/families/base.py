@@ -38,8 +38,6 @@ PLUGIN_IS_FASTER = "plugin is faster"
 LAYER_NORM_PLUGIN_IS_FASTER = "LayerNorm plugin is faster"
 SIGMOID_IN_FP16 = "Sigmoid in FP16"
 INT8_CROSS_ATTENTION = "INT8 cross-attention"
-INT8_NEVER_BUILDS = "INT8 never builds"
-INT8_PLUGIN_NEVER_BUILDS = "INT8 with plugin never builds"
 SYMBOLIC_PLUGIN = "symbolic plugin"
 ONE_PHRASE = "one phrase"
 

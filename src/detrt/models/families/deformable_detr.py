@@ -10,7 +10,6 @@ from ..checkpoints.key_map import LoadReport
 from ..checkpoints.shapes import Shapes, levels_of, resnet
 from .base import (
     EDGES,
-    INT8_PLUGIN_NEVER_BUILDS,
     LAYER_NORM_PLUGIN_IS_FASTER,
     PLUGIN_IS_FASTER,
     RESNET_DETR,
@@ -155,7 +154,6 @@ FAMILIES = (
                 SAMPLING_ENCODER,
                 PLUGIN_IS_FASTER,
                 LAYER_NORM_PLUGIN_IS_FASTER,
-                INT8_PLUGIN_NEVER_BUILDS,
                 SYMBOLIC_PLUGIN,
             )
         ),

@@ -8,7 +8,7 @@ from typing import Any
 from ..checkpoints.assumed import ACTIVATIONS, Assumed
 from ..checkpoints.key_map import LoadReport, Table
 from ..checkpoints.shapes import Shapes, resnet
-from .base import BY_ONNX, INT8_NEVER_BUILDS, LAYER_NORM_PLUGIN_IS_FASTER, RESNET_DETR, SOFTMAX, Family, Format, RandomModel
+from .base import BY_ONNX, LAYER_NORM_PLUGIN_IS_FASTER, RESNET_DETR, SOFTMAX, Family, Format, RandomModel
 from .sizes import TINY_DETR, tiny_resnet
 from .sizes import resnet as published_resnet
 
@@ -132,6 +132,6 @@ FAMILIES = (
             ("detr.transformer.**", "a facebookresearch DETR for panoptic segmentation; detrt reads the detectors"),
             ("tgt_embed.weight", f"a DAB-Deformable-DETR or DN-DETR; {BY_ONNX}"),
         ),
-        engines=frozenset((LAYER_NORM_PLUGIN_IS_FASTER, INT8_NEVER_BUILDS)),
+        engines=frozenset((LAYER_NORM_PLUGIN_IS_FASTER,)),
     ),
 )
