@@ -49,7 +49,7 @@ SLOW_IMPORTS = {
     "tensorrt_rtx_bindings",
     "detrt.backends.gpu",
     "detrt.backends.inductor",
-    "detrt.backends.torch",
+    "detrt.backends.torch.session",
     "detrt.ExportConfig",
     "detrt.build",
     "detrt.export",

@@ -354,16 +354,18 @@ def test_values_outside_of_a_graph_are_compared(tmp_path, kind, where):
         whole.checked_path(graph)
 
 
-@pytest.mark.parametrize("kind", ["openvino", "text-openvino"])
-def test_weights_of_openvino_are_compared(tmp_path, kind):
-    (tmp_path / "m.xml").write_bytes(b"<net/>")
-    (tmp_path / "m.bin").write_bytes(b"weights")
-    model, weights = entry_of(tmp_path, kind, "m.xml"), entry_of(tmp_path, "openvino-weights", "m.bin")
+def test_files_beside_a_model_are_compared(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "m.xml").write_bytes(b"<net/>")
+    (tmp_path / "sub" / "m.bin").write_bytes(b"weights")
+    model, weights = entry_of(tmp_path, "openvino", "sub/m.xml"), entry_of(tmp_path, "openvino-weights", "sub/m.bin")
     whole = Bundle(tmp_path, make_spec(), Provenance("x"), (model, weights))
-    assert whole.checked_path(model) == tmp_path / "m.xml"
-    (tmp_path / "m.bin").write_bytes(b"Weights")
+    assert whole.checked_path(model, "m.bin") == tmp_path / "sub" / "m.xml"
+    with pytest.raises(SpecError, match=r"m.bin.*does not list"):
+        Bundle(tmp_path, make_spec(), Provenance("x"), (model,)).checked_path(model, "m.bin")
+    (tmp_path / "sub" / "m.bin").write_bytes(b"Weights")
     with pytest.raises(SpecError, match=r"m.bin.*SHA-256"):
-        whole.checked_path(model)
+        whole.checked_path(model, "m.bin")
 
 
 def test_a_graph_that_cannot_be_read_is_refused(tmp_path):

@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from . import files
@@ -270,8 +270,9 @@ class Bundle:
                 raise SpecError(f"'{path}' names the file '{entry.path}' outside its own folder; refused")
         return cls(folder, ModelSpec.from_dict(data["spec"]), provenance, tuple(entries))
 
-    def checked_path(self, entry: BundleFile) -> Path:
-        """Path of a file after comparing its digest with the manifest, and those of all files that are opened with it.
+    def checked_path(self, entry: BundleFile, *beside: str) -> Path:
+        """Path of a file after comparing its digest with the manifest, and those of all files that are opened with it: what an ONNX file
+        names, and `beside`, in the same folder, whatever the manifest says of them.
 
         Raises:
             SpecError: one of them is missing, truncated, not the one that was built, or not in the manifest.
@@ -279,7 +280,7 @@ class Bundle:
         path = self.path_of(entry)
         self._compare(entry)
         listed = {_plain(other.path): other for other in self.files}
-        for name in _opened_with(entry, path):
+        for name in (*_opened_with(entry, path), *beside):
             other = listed.get(_plain(os.path.join(os.path.dirname(entry.path), name)))
             if other is None:
                 raise SpecError(
@@ -480,11 +481,6 @@ def _opened_with(entry: BundleFile, path: Path) -> list[str]:
     Raises:
         SpecError: an ONNX file that is damaged where it names them.
     """
-    if entry.kind in (
-        "openvino",
-        "text-openvino",
-    ):  # whatever the manifest says of its options, which a stranger may have left out
-        return [PurePosixPath(entry.path).with_suffix(".bin").name]
     if entry.kind not in _GRAPHS:
         return []
     try:

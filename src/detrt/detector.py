@@ -273,7 +273,7 @@ class Detector:
             threshold, batch_size, size, classes, class_thresholds, max_detections, tile, overlap, resize_threads, on_device,
             image_decoder, color, prompt, task, phrases, text_threshold,
         )  # fmt: skip
-        tuning = {"performance": performance, "streams": streams}
+        tuning = {"performance": performance, "streams": check_integer(streams, "streams")}
         opening = SessionOptions(backend, device, threads, tuning, spec, load=changed(load, changes))
         self._open(model, options, opening)
 

@@ -6,7 +6,7 @@ import pytest
 from detrt.backends.base import Choices
 from detrt.backends.compare import difference, relative_error, selection_error
 from detrt.backends.onnxruntime.session import OnnxSession
-from detrt.backends.torch import TorchSession
+from detrt.backends.torch.session import TorchSession
 from detrt.errors import SessionError
 from detrt.models.example_inputs import example_feeds
 from detrt.spec import BOXES, LABELS, LOGITS, PRED_BOXES

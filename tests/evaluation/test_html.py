@@ -208,7 +208,7 @@ def test_module_paths_and_types(exported):
 @pytest.mark.slow
 def test_modules_are_compared_where_names_are_foreign(exported, tiny, scaled, images):
     """Against PyTorch by module outputs: for graphs of another exporter."""
-    from detrt.backends.torch import TorchSession
+    from detrt.backends.torch.session import TorchSession
     from detrt.data.preprocess import preprocess
     from detrt.evaluation.localize import search_modules
     from detrt.evaluation.models import same_contract

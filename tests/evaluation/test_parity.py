@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 from detrt import ExportConfig, build, graph
 from detrt.backends.base import FakeSession
 from detrt.backends.onnxruntime.session import OnnxSession
-from detrt.backends.torch import TorchSession
+from detrt.backends.torch.session import TorchSession
 from detrt.bundle import EngineFacts
 from detrt.data.matching import Gate
 from detrt.data.scenes.scene import draw_scene

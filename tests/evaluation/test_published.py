@@ -15,7 +15,7 @@ from checkpoint_folders import image_processor, save_folder
 from torchvision_nms import batched_nms
 
 from detrt.backends.prompted import TokenLabelSession
-from detrt.backends.torch import TorchSession, open_torch
+from detrt.backends.torch.session import TorchSession, open_torch
 from detrt.data.scenes.phrases import parity_set
 from detrt.data.scenes.scene import draw_scene
 from detrt.evaluation import parity

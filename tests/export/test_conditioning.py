@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="needs the 'export' extra")
 
-from detrt.backends.torch import TorchSession
+from detrt.backends.torch.session import TorchSession
 from detrt.bundle import Bundle
 from detrt.errors import GateError
 from detrt.export import ExportConfig, export_onnx

@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="needs the 'export' extra")
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.tensorrt.build import build_engine
 from detrt.backends.tensorrt.config import EngineConfig
-from detrt.backends.torch import TorchSession
+from detrt.backends.torch.session import TorchSession
 from detrt.data.reading_order import CUT_TOLERANCE
 from detrt.data.scenes.scene import draw_scene
 from detrt.detector import Detector

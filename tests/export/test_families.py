@@ -18,7 +18,7 @@ from tiny_exports import SHARED
 from detrt import graph
 from detrt.backends.compare import relative_error
 from detrt.backends.onnxruntime.session import OnnxSession
-from detrt.backends.torch import TorchSession, contract
+from detrt.backends.torch.session import TorchSession, contract
 from detrt.data.matching import Gate, match
 from detrt.data.postprocess import decode
 from detrt.export.onnx import ExportConfig

@@ -21,7 +21,7 @@ from random_rows import SIZES
 from tiny_exports import SHARED
 
 from detrt.backends.onnxruntime.session import OnnxSession
-from detrt.backends.torch import TorchSession
+from detrt.backends.torch.session import TorchSession
 from detrt.data.postprocess import decode
 from detrt.data.preprocess import preprocess
 from detrt.data.scenes.scene import draw_scene, write_dataset

@@ -21,7 +21,7 @@ from tiny_exports import SHARED
 from detrt import Detector, ExportConfig, ImageQueries, export_onnx
 from detrt.backends.compare import unpadded
 from detrt.backends.open import open_session
-from detrt.backends.torch import open_torch
+from detrt.backends.torch.session import open_torch
 from detrt.cli import main
 from detrt.data.preprocess import preprocess
 from detrt.data.scenes.scene import draw_scene

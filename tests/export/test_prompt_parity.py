@@ -9,7 +9,7 @@ pytest.importorskip("transformers", reason="needs the 'export' extra")
 pytest.importorskip("tokenizers", reason="needs the 'text' extra")
 
 from detrt import Detector, open_session, verify
-from detrt.backends.torch import open_torch
+from detrt.backends.torch.session import open_torch
 from detrt.data.matching import Gate, match
 
 PROMPTS = ["red circle. striped star.", "a blue square", "green triangle. red star. blue circle. dotted square. circle."]

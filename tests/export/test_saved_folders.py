@@ -22,7 +22,7 @@ from torchvision_nms import batched_nms
 from detrt import Detector, graph
 from detrt.backends.compare import relative_error
 from detrt.backends.onnxruntime.session import OnnxSession
-from detrt.backends.torch import open_torch
+from detrt.backends.torch.session import open_torch
 from detrt.data.matching import Gate, match
 from detrt.data.postprocess import decode
 from detrt.data.preprocess import preprocess

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from detrt.backends.torch import TorchSession
+from detrt.backends.torch.session import TorchSession
 from detrt.data.matching import Gate
 from detrt.data.scenes.scene import draw_scene
 from detrt.evaluation.parity import verify

@@ -16,7 +16,7 @@ from random_rows import MODELS, OWN_MODELS, TEXT_MODELS
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from detrt.backends.torch import open_torch
+from detrt.backends.torch.session import open_torch
 from detrt.detector import Detector
 from detrt.errors import SourceError
 from detrt.models.checks import check_channels

@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -61,23 +60,12 @@ class Choices(NamedTuple):
 NO_PROMPT = "this model has fixed classes and takes no prompt; choose among them with `classes`, or use a model that takes one"
 
 
-class Backend(str, Enum):
-    """The library that runs a model."""
-
-    TORCH = "torch"
-    ONNXRUNTIME = "onnxruntime"
-    TENSORRT = "tensorrt"
-    INDUCTOR = "inductor"
-    OPENVINO = "openvino"
-    FUNCTION = "function"  # a Python function: `FakeSession`
-
-
 @dataclass(frozen=True)
 class SessionInfo:
     """Facts about an open model.
 
     Attributes:
-        backend: what runs it.
+        backend: name of the row in `targets.TARGETS` that runs it, or "function": a Python function, see `FakeSession`.
         name: for people, reports and state files: "torch-cpu", "onnxruntime-cuda", "tensorrt-rtx", ...
         device: "cpu" or "cuda:N"; of OpenVINO also "xpu:N" (an Intel GPU) and "npu".
         inputs, outputs: its tensors with their dtypes; an axis is a length, or the name of a symbolic axis.
@@ -96,7 +84,7 @@ class SessionInfo:
         notes: for people: why this session was chosen, and its limitations.
     """
 
-    backend: Backend
+    backend: str
     name: str
     device: str
     inputs: tuple[TensorInfo, ...]
@@ -396,7 +384,7 @@ class FakeSession(BaseSession):
         **facts: Any,
     ) -> None:
         self.spec = spec
-        given = {"backend": Backend.FUNCTION, "name": "fake", "device": "cpu", **facts}
+        given = {"backend": "function", "name": "fake", "device": "cpu", **facts}
         self._info = SessionInfo(inputs=tuple(inputs), outputs=tuple(outputs), max_batch=max_batch, **given)
         self._function = function
         self.closed = False

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..bundle import MANIFEST, Bundle, open_whole
-from ..data.arguments import check_model
+from ..data.arguments import check_integer, check_model
 from ..errors import PromptError, SessionError, SpecError
 from ..models import trust
 from ..models.load import LoadChanges, LoadOptions, changed, check_changes, hub_name
@@ -22,7 +22,7 @@ from .base import BaseSession
 from .prompted import PromptedSession
 from .search import FileSearch, Opener, SessionOptions, only, refuse_reading
 from .target import Target
-from .targets import CHECKPOINT, GRAPH, backend_names, row_of
+from .targets import CHECKPOINT, GRAPH, backend_names, row_of, tuned
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -72,7 +72,7 @@ def open_session(
         SpecError, EngineError, SourceError, MissingPackageError: from the one that opens it.
     """
     check_changes(open_session, changes)
-    tuning = {"performance": performance, "streams": streams}
+    tuning = {"performance": performance, "streams": check_integer(streams, "streams")}
     return open_with(ref, SessionOptions(backend, device, threads, tuning, spec, eager_kernels, rounded, changed(load, changes)))
 
 
@@ -82,7 +82,7 @@ def open_with(ref: str | os.PathLike, options: SessionOptions) -> BaseSession:
     with trust.allowing(options.load.trust_remote_code):
         session = _open(ref, options)
     for name in options.tuning:
-        owner = next(target for target in targets.TARGETS if name in target.tuning)
+        owner = tuned(name)
         if session.info.backend not in owner.names:
             runs, why = session.info.name, f" ({session.info.note})" if session.info.note else ""
             session.close()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """The arguments of `open_session` of these names. tuning: `performance` and `streams`, where they are given.
+    """The arguments of `open_session` of these names. tuning: what is given for one backend alone, see `Target.tuning`.
 
     Raises:
         ArgumentError: a value of a wrong type.
@@ -38,12 +38,7 @@ class SessionOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", check_device(self.device))
         object.__setattr__(self, "threads", check_integer(self.threads, "threads"))
-        tuning = {name: value for name, value in self.tuning.items() if value is not None}
-        object.__setattr__(
-            self,
-            "tuning",
-            {**tuning, **({"streams": check_integer(tuning["streams"], "streams")} if "streams" in tuning else {})},
-        )
+        object.__setattr__(self, "tuning", {name: value for name, value in self.tuning.items() if value is not None})
 
     def given(self) -> dict[str, Any]:
         """What is not the default, by the name of its argument."""

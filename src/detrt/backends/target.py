@@ -41,7 +41,8 @@ class Target:
         builder, config: of its `Builder`, and of the class of what it is told; "": nothing of it is built.
         devices: kinds of device for which it is taken where no backend is named.
         reads_load: a file may need to be told how it is read (`LoadOptions`). takes_spec: and its spec.
-        tuning: arguments of `open_session` that are for it alone. title: its name in messages about them.
+        tuning: arguments of opening that are for it alone. tuned_by: the class of which they are the fields, which checks them; "": it has
+            none. title: its name in messages about them.
         builds: what can be built for it, best first.
         abilities: what `doctor` looks for.
         native: what native code each of its files holds, in words.
@@ -62,6 +63,7 @@ class Target:
     reads_load: bool = False
     takes_spec: bool = False
     tuning: tuple[str, ...] = ()
+    tuned_by: str = ""
     title: str = ""
     builds: tuple[Build, ...] = ()
     abilities: tuple[Ability, ...] = ()
@@ -85,6 +87,10 @@ class Target:
     def config_class(self) -> type:
         """The class of its configs; imports the module that has it."""
         return _named(self.config)  # type: ignore[no-any-return]
+
+    def tuning_class(self) -> type:
+        """The class of its `tuning`; imports the module that has it."""
+        return _named(self.tuned_by)  # type: ignore[no-any-return]
 
     def takes(self, config: Any) -> bool:
         """Whether an object says what is built for this backend."""

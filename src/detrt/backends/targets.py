@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from ..bundle import Bundle, EngineFacts
-from ..errors import install_hint
+from ..errors import ArgumentError, install_hint
 from ..models import trust
 from ..spec import Precision
 from ..system import PACKAGES, Ability, able
-from . import checkpoint, inductor, onnxruntime, openvino, tensorrt
+from . import inductor, onnxruntime, openvino, tensorrt, torch
 from .target import Build, Target
 
 TARGETS: tuple[Target, ...] = (tensorrt.TARGET, inductor.TARGET, openvino.TARGET, onnxruntime.TARGET)  # best first
 GRAPH = onnxruntime.TARGET  # runs what every bundle has, and what lies beside a detector
-CHECKPOINT = checkpoint.TARGET  # of what no bundle has
+CHECKPOINT = torch.TARGET  # of what no bundle has
 
 
 def row_of(kind: str) -> Target | None:
@@ -23,6 +23,19 @@ def row_of(kind: str) -> Target | None:
 def backend_names() -> tuple[str, ...]:
     """What `open_session` takes as `backend`."""
     return ("auto", *(name for target in (*reversed(TARGETS), CHECKPOINT) for name in target.names))
+
+
+# Metadata of the option `backend`.
+BACKEND = {"help": f"{', '.join(backend_names()[:-1])} or {backend_names()[-1]}."}
+
+
+def tuned(name: str) -> Target:
+    """The backend that an argument of opening is for. Raises ArgumentError: none."""
+    owner = next((target for target in TARGETS if name in target.tuning), None)
+    if owner is None:
+        known = [name for target in TARGETS for name in target.tuning]
+        raise ArgumentError(f"tuning may name {', '.join(known)}; got {name!r}")
+    return owner
 
 
 def needs_gpu(backend: str) -> bool:

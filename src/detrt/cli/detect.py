@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..backends.openvino.config import OpenVinoRun
 from ..class_names import read_class_thresholds, split_classes
 from ..data.stream_config import StreamConfig
 from ..errors import DetrtError, SpecError
@@ -20,7 +19,7 @@ from ..system import CPU
 from . import outputs
 from .cluster import ClusterOptions, check_alone, detect_on_cluster
 from .live import LiveOptions, TrackOptions, check_live, detect_live, find_sources
-from .options import OVERLAP, TILE, Given, PromptOptions, RunOptions, command
+from .options import OVERLAP, TILE, Given, GivenTuning, PromptOptions, RunOptions, command
 from .outputs import OutputOptions
 
 if TYPE_CHECKING:
@@ -139,7 +138,7 @@ def detect(
     output: Given[OutputOptions],
     run: Given[RunOptions],
     opening: OpenOptions,
-    openvino: OpenVinoRun,
+    tuning: GivenTuning,
     load: LoadOptions,
     cluster: ClusterOptions,
     live: Given[LiveOptions],
@@ -162,7 +161,7 @@ def detect(
     if not quiet:
         show.notes(prompt.notes())
     spec = None if opening.spec is None else read_spec_file(opening.spec)
-    session = SessionOptions(run.backend, threads=opening.threads, tuning=openvino.arguments(), spec=spec, load=load)
+    session = SessionOptions(run.backend, threads=opening.threads, tuning=tuning.arguments(), spec=spec, load=load)
     sources = find_sources(inputs, live, stream)
     if cluster.cluster is not None:
         check_alone(output, run)

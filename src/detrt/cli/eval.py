@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .. import files
-from ..backends.openvino.config import OpenVinoRun
 from ..errors import DetrtError
 from ..models.load import LoadOptions
 from ..system import IMAGE_DECODERS
-from .options import OVERLAP, TEXT, TILE, Given, RunOptions, command
+from .options import OVERLAP, TEXT, TILE, Given, GivenTuning, RunOptions, command
 
 if TYPE_CHECKING:
     from ..backends.search import SessionOptions
@@ -122,7 +121,7 @@ def evaluate(
     options: Given[EvalOptions],
     choice: ChoiceOptions,
     run: Given[RunOptions],
-    openvino: Given[OpenVinoRun],
+    tuning: GivenTuning,
     load: Given[LoadOptions],
 ) -> None:
     """COCO average precision: all twelve metrics and one for each class."""
@@ -139,14 +138,16 @@ def evaluate(
             "detrt eval needs annotations; give --ground-truth FILE (COCO JSON, YOLO data.yaml or a Pascal VOC folder)"
         )
     if results is not None:
-        given = ["MODEL"] * (model is not None) + [flag for group in (options, run, openvino, load) for flag, _ in group.flags()]
+        given = ["MODEL"] * (model is not None) + [
+            flag for group in (options, run, *tuning.values(), load) for flag, _ in group.flags()
+        ]
         if given:
             raise DetrtError(f"--results evaluates what was saved, without a model; leave out {' and '.join(given)}")
         report, name = evaluate_results(results, ground_truth, limit=limit, iou_type=iou_type), str(results)
     else:
         if model is None:
             raise DetrtError("give MODEL and --images DIR, or --results FILE to evaluate saved results")
-        opening = SessionOptions(tuning=openvino.make().arguments(), load=load.make())
+        opening = SessionOptions(tuning=tuning.arguments(), load=load.make())
         report, name = _run(model, ground_truth, options.make(), run.make(), opening, limit, iou_type), model
     if save is not None:
         write_results(report.rows, save)

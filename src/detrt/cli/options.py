@@ -12,8 +12,8 @@ A field becomes an option through its metadata, a dictionary that the dataclass 
     needs: {field: values}; the option is refused unless one of these fields has one of the values, or is given where there
         are no values. A comma-separated field has several. Fields that a command has no option for are not needed there.
 
-A command takes a config class, `Given[config class]` where it makes the config itself, or `GivenBackends` for the configs of all
-backends, and `command` replaces them.
+A command takes a config class, `Given[config class]` where it makes the config itself, or `GivenBackends` or `GivenTuning` for the
+configs of all backends, and `command` replaces them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, get_args, ge
 
 import typer
 
+from ..backends.targets import BACKEND, TARGETS
 from ..errors import DetrtError, PromptError
 from ..spec import Triple, parse_size, parse_triple
 from .spellings import spelled
 
 if TYPE_CHECKING:
+    from ..backends.target import Target
     from ..text.prompts import ImageQueries
 
 Config = TypeVar("Config")
@@ -85,12 +87,27 @@ class GivenBackends(dict[str, Given[Any]]):
     """Name of a backend -> the options of what is built for it, as they were given on the command line."""
 
 
+class GivenTuning(dict[str, Given[Any]]):
+    """Name of a backend -> the options of running with it, as they were given on the command line."""
+
+    def arguments(self) -> dict[str, Any]:
+        """`SessionOptions.tuning`. Raises EngineError: a value that is not allowed."""
+        made = [given.make() for given in self.values()]
+        return {one.name: value for config in made for one in fields(config) if (value := getattr(config, one.name)) is not None}
+
+
+# What stands for the configs of all backends -> (whether a backend has one, its class).
+_OF_BACKENDS: dict[Any, tuple[Callable[[Target], bool], Callable[[Target], type]]] = {
+    GivenBackends: (lambda row: bool(row.config), lambda row: row.config_class()),
+    GivenTuning: (lambda row: bool(row.tuned_by), lambda row: row.tuning_class()),
+}
+
+
 def _configs(hint: Any) -> dict[str, type]:
     """The config classes that a parameter stands for, each under a name."""
-    if hint is GivenBackends:
-        from ..backends.targets import TARGETS
-
-        return {target.name: target.config_class() for target in TARGETS if target.config}
+    if hint in _OF_BACKENDS:
+        has, config_of = _OF_BACKENDS[hint]
+        return {target.name: config_of(target) for target in TARGETS if has(target)}
     config = get_args(hint)[0] if get_origin(hint) is Given else hint
     return {"": config} if hasattr(config, "__dataclass_fields__") else {}
 
@@ -138,7 +155,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
                 own = {o.name: parsed[o.name] for o in fields(config) if o.name in options}
                 given[key] = Given(config, own, named.intersection(own))
             wanted = get_origin(hints[name]) is Given
-            arguments[name] = GivenBackends(given) if hints[name] is GivenBackends else given[""] if wanted else given[""].make()
+            many = hints[name] if hints[name] in _OF_BACKENDS else None
+            arguments[name] = many(given) if many else given[""] if wanted else given[""].make()
         function(**arguments)
 
     context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
@@ -323,9 +341,7 @@ def parse_device(text: str) -> tuple[str, ...]:
 class RunOptions:
     """What runs a model, and on which devices: none is the backend's own, several are a worker process each."""
 
-    backend: str = field(
-        default="auto", metadata={"help": "auto, onnxruntime, onnxruntime-rtx, openvino, tensorrt, inductor or torch."}
-    )
+    backend: str = field(default="auto", metadata=BACKEND)
     device: tuple[str, ...] = field(
         default=(),
         metadata={

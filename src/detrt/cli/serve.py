@@ -11,11 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from .. import files
-from ..backends.openvino.config import OpenVinoRun
 from ..errors import SessionError, printable
 from ..models.load import LoadOptions
 from ..serve.config import ServeConfig, named_models
-from .options import Given, command
+from .options import Given, GivenTuning, command
 from .spellings import spelled
 from .streams import give_stdout_a_sink
 
@@ -34,7 +33,7 @@ def serve(
         list[str], typer.Argument(metavar="BUNDLE...", help="Bundle folders (or other models); NAME=BUNDLE gives another name.")
     ],
     options: Given[ServeConfig],
-    openvino: OpenVinoRun,
+    tuning: GivenTuning,
     load: LoadOptions,
     api_key_file: Annotated[
         Path | None, typer.Option(help="File with the key that requests must show; or the variable DETRT_API_KEY.")
@@ -52,7 +51,7 @@ def serve(
     named = named_models(models)
     read = load_options_for([model.ref for model in named], load)
     served = tuple(replace(model, load=own) for model, own in zip(named, read, strict=True))
-    config = options.make(models=served, openvino=openvino, api_key=_api_key(api_key_file), spelled=_spelled)
+    config = options.make(models=served, tuning=tuning.arguments(), api_key=_api_key(api_key_file), spelled=_spelled)
 
     begun = time.monotonic()
 

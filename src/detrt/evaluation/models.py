@@ -116,7 +116,7 @@ def open_side(
             session = open_session(model, eager_kernels=True, rounded=True, load=reading, **(opening or {}))
         options = Bundle.open(model).provenance.options if kind_of(model) == "bundle" else {}
         return Side(session, str(model), graph=_graph_of(session), options=options, owned=True)
-    from ..backends.torch import open_torch
+    from ..backends.torch.session import open_torch
     from ..models.load import load_source
 
     chosen = dict(opening or {})

@@ -10,7 +10,7 @@ from typing import Any
 from .. import graph
 from ..backends.base import Choices, Feeds, Outputs
 from ..backends.compare import difference, forced_differences
-from ..backends.torch import TorchSession
+from ..backends.torch.session import TorchSession
 from ..data.arguments import refuse
 from ..errors import ExportError
 from ..graph.io import summarise

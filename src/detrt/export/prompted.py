@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from .. import files, graph
-from ..backends.base import Backend, BaseSession, Choices, Feeds, Outputs, SessionInfo
+from ..backends.base import BaseSession, Choices, Feeds, Outputs, SessionInfo
 from ..backends.compare import difference, forced_differences
 from ..errors import ExportError, SourceError
 from ..graph.io import summarise
@@ -163,7 +163,7 @@ class _StockSession(BaseSession):
         self.spec, self.input_names = module.spec, stock.input_names
         self._stock, self._module = stock, module
         inputs, outputs = contract(module.spec)
-        self._info = SessionInfo(Backend.TORCH, "torch-cpu", CPU, tuple(inputs), tuple(outputs))
+        self._info = SessionInfo("torch", "torch-cpu", CPU, tuple(inputs), tuple(outputs))
 
     def run(self, feeds: Feeds, force: Choices | None = None) -> Outputs:
         batch = len(feeds[PIXEL_VALUES])

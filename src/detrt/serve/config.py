@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from ..backends.openvino.config import OpenVinoRun
-from ..backends.targets import TARGETS, backend_names, needs_gpu
+from ..backends.targets import BACKEND, TARGETS, backend_names, needs_gpu, tuned
 from ..data.images import FAST_FORMATS, MAX_PIXELS, parse_image_formats
 from ..errors import SessionError
 from ..models.load import LoadOptions
@@ -39,8 +39,8 @@ class ServeConfig:
     max_batch: largest batch. max_delay_ms: longest time that an image waits for others while a worker is idle.
     workers: processes per device; None: two that share the cores of a CPU, one per GPU.
     devices: as `detrt.system.parse_devices` returns them; empty: the CPU, or the first GPU with the backend "tensorrt".
-    threads: per CPU worker; None: cores divided by workers. openvino: how OpenVINO models run; with "throughput" a worker divides
-        a batch among its streams.
+    threads: per CPU worker; None: cores divided by workers. tuning: as of `SessionOptions`; where OpenVINO's `performance` is
+        "throughput", a worker divides a batch among its streams.
     size: another (height, width) of the input, for models with a dynamic size. image_decoder: as `detrt.Detector` takes it.
     queue: largest number of waiting images; None: 32 batches per worker, at least 256. Further requests are refused (429).
     timeout_s: longest time from a request to its response. body_timeout_s: longest time for a body to arrive.
@@ -92,9 +92,9 @@ class ServeConfig:
     )
     backend: str = field(
         default="auto",
-        metadata={"help": "auto, onnxruntime, onnxruntime-rtx, openvino, tensorrt, inductor or torch."},
+        metadata=BACKEND,
     )
-    openvino: OpenVinoRun = field(default_factory=OpenVinoRun)
+    tuning: Mapping[str, Any] = field(default_factory=dict)
     size: tuple[int, int] | None = field(
         default=None,
         metadata={"help": "Input size: 640 or HEIGHTxWIDTH.", "panel": "Size", "parse": parse_size},
@@ -187,6 +187,8 @@ class ServeConfig:
             raise SessionError("there is no model to serve; give a bundle folder: detrt serve BUNDLE")
         if self.backend not in (backends := backend_names()):
             raise SessionError(f"`backend` must be one of {', '.join(backends)}; got {self.backend!r}")
+        for name in self.tuning:
+            tuned(name)
         names = [model.name for model in self.models]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise SessionError(f"two models have the name '{twice[0]}'; give one of them another: other-name={twice[0]}")

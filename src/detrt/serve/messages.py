@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.openvino.config import OpenVinoRun
 from ..backends.worker_process import Bulk
 from ..data.images import FAST_FORMATS
 from ..data.tiles import Tiling
@@ -33,7 +33,7 @@ class Setup:
     device: str
     threads: int
     backend: str
-    openvino: OpenVinoRun
+    tuning: Mapping[str, Any]
     size_hw: tuple[int, int] | None
     max_batch: int
     max_pixels: int
@@ -50,7 +50,7 @@ class Setup:
             device=device,
             threads=config.threads_on(device),
             backend=config.backend,
-            openvino=config.openvino,
+            tuning=config.tuning,
             size_hw=config.size,
             max_batch=config.max_batch,
             max_pixels=config.max_pixels,

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from functools import partial
 
+from ..backends.targets import BACKEND, backend_names, needs_gpu
 from ..errors import SpecError
 from ..spec import Precision, parse_numbers, parse_size
 from ..system import CPU, IMAGE_DECODERS, parse_devices
@@ -31,9 +32,7 @@ class TritonConfig:
 
     name: str | None = field(default=None, metadata={"help": "Name of the model; default: the bundle's folder."})
     version: int = field(default=1, metadata={"help": "Version of the model; the others that are there stay."})
-    backend: str = field(
-        default="auto", metadata={"help": "auto, onnxruntime, onnxruntime-rtx, openvino, tensorrt, inductor or torch."}
-    )
+    backend: str = field(default="auto", metadata=BACKEND)
     devices: tuple[str, ...] = field(
         default=(),
         metadata={
@@ -80,8 +79,6 @@ class TritonConfig:
     )
 
     def __post_init__(self) -> None:
-        from ..backends.targets import backend_names, needs_gpu
-
         if self.backend not in (backends := backend_names()):
             raise SpecError(f"`backend` must be one of {', '.join(backends)}; got {self.backend!r}")
         if self.name is not None and not MODEL_NAME.fullmatch(self.name):

@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ..backends.base import BaseSession, Outputs
-from ..backends.open import open_session
+from ..backends.open import open_with
+from ..backends.search import SessionOptions
 from ..backends.worker_process import Bulk, Channel, answer_ahead, work_for_parent
 from ..data.images import OpenedImage, load_encoded, open_image
 from ..data.raw_image import EncodedImage, LoadedImage
@@ -239,14 +240,7 @@ class Model:
         session, content = _open_pinned(
             served,
             setup.pinned.get(served.name),
-            lambda: open_session(
-                served.ref,
-                device=setup.device,
-                backend=setup.backend,
-                threads=threads,
-                load=served.load,
-                **setup.openvino.arguments(),
-            ),
+            lambda: open_with(served.ref, SessionOptions(setup.backend, setup.device, threads, setup.tuning, load=served.load)),
         )
         try:
             limit = min(setup.max_batch, session.info.max_batch or setup.max_batch)

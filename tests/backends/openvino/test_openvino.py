@@ -26,7 +26,7 @@ from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.open import open_session
 from detrt.backends.openvino import build as builder
 from detrt.backends.openvino import runtime, worker
-from detrt.backends.openvino.config import OpenVinoConfig, OpenVinoRun, model_name
+from detrt.backends.openvino.config import OpenVinoConfig, model_name
 from detrt.backends.openvino.opening import PREFERRED_ON_CPU
 from detrt.backends.openvino.session import OpenVinoSession
 from detrt.backends.prompted import PromptedSession
@@ -144,7 +144,7 @@ def test_a_worker_of_the_server_divides_a_batch_among_the_streams(folder, monkey
     images = [png(np.roll(RED, shift, axis=2)) for shift in range(3)]
     found = {}
     for performance, parts in (("latency", [3]), ("throughput", [2, 1])):
-        run = OpenVinoRun(performance, None if performance == "latency" else 2)
+        run = {"performance": performance, **({} if performance == "latency" else {"streams": 2})}
         served = ServedModel("colours", str(folder))
         setup = Setup((served,), "cpu", 2, "auto", run, None, 4, 10**6)
         model, ran = Model(served, setup), []
@@ -388,11 +388,15 @@ def test_prompted_model_has_two(tmp_path):
             found[f"{Path(ref).name} {name}"] = [(one.labels, one.scores.round(4).tolist()) for one in detector(images)]
     assert list(found) == ["bundle openvino-cpu", "model.openvino.xml openvino-cpu", "model.onnx onnxruntime-cpu"]
     assert len({str(one) for one in found.values()}) == 1 and next(iter(found.values()))[0][0]
+    with (tmp_path / "bundle" / "text.openvino.bin").open("r+b") as weights:
+        weights.write(b"\xff")
+    with pytest.raises(SpecError, match=r"text.openvino.bin.*SHA-256"):
+        open_session(tmp_path / "bundle", backend="openvino")
 
 
 @pytest.mark.parametrize("name", ["detr", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rt_detr_v2", "lw_detr"))])
 def test_families_equal_pytorch(name, tiny, exported, tmp_path):
-    from detrt.backends.torch import TorchSession
+    from detrt.backends.torch.session import TorchSession
 
     report = exported(name)
     built = builder.build_openvino(report.path, tmp_path / "model.openvino.xml", OpenVinoConfig(), report.spec)

@@ -19,7 +19,7 @@ import torch
 from deimv2_files import SIZES, assert_same, authors, coco, images, source  # noqa: F401 - fixtures
 
 from detrt.backends.onnxruntime.session import OnnxSession
-from detrt.backends.torch import TorchSession
+from detrt.backends.torch.session import TorchSession
 from detrt.data.images import load_image
 from detrt.data.postprocess import sigmoid
 from detrt.data.preprocess import preprocess

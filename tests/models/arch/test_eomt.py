@@ -13,7 +13,7 @@ eomt = pytest.importorskip("detrt.models.arch.eomt", reason="needs a transformer
 
 from checkpoint_folders import save_folder
 
-from detrt.backends.torch import TorchSession
+from detrt.backends.torch.session import TorchSession
 from detrt.data.masks import encode_masks
 from detrt.data.preprocess import preprocess
 from detrt.data.scenes.scene import draw_scene

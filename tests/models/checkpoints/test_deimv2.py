@@ -10,7 +10,7 @@ pytest.importorskip("pycocotools", reason="needs the 'eval' extra")
 from deimv2_files import SIZES, assert_same, authors, coco, images, source, write_released  # noqa: F401 - fixtures
 
 from detrt.backends.onnxruntime.session import OnnxSession
-from detrt.backends.torch import TorchSession
+from detrt.backends.torch.session import TorchSession
 from detrt.detector import Detector
 from detrt.errors import SourceError
 from detrt.export import ExportConfig, export_onnx

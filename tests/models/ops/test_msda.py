@@ -186,7 +186,7 @@ FAMILIES = {
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_reaches_the_fused_op(name, tiny):
     """The model's own sampling against the fused op, in the whole model, at a size with levels of odd sides."""
-    from detrt.backends.torch import TorchSession
+    from detrt.backends.torch.session import TorchSession
     from detrt.models.ops.replace import missing
 
     source = copy.deepcopy(tiny(name))

@@ -15,7 +15,7 @@ from ...data.raw_image import LoadedImage
 from ...errors import EngineError, MissingPackageError, SessionError, one_line
 from ...models import trust
 from ...spec import PIXEL_VALUES, ModelSpec, TensorInfo
-from ..base import Backend, BaseSession, Choices, Feeds, ImageRunner, Outputs, PendingOutputs, SessionInfo, check_feeds
+from ..base import BaseSession, Choices, Feeds, ImageRunner, Outputs, PendingOutputs, SessionInfo, check_feeds
 from .config import NATIVE
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class InductorSession(BaseSession):
         outputs = tuple(TensorInfo(o["name"], o["dtype"], tuple(o["shape"])) for o in facts.outputs)
         first = facts.profile[inputs[0].name]
         self._info = SessionInfo(
-            Backend.INDUCTOR,
+            "inductor",
             f"inductor-{self._device.type}",
             str(self._device),
             inputs,

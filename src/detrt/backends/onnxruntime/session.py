@@ -23,7 +23,7 @@ from ...graph.io import SPEC_KEY
 from ...graph.operators import named_in
 from ...spec import ModelSpec, TensorInfo, read_spec_file, spec_beside
 from ...system import CPU, SATURATES, saturates_int8, usable_cores
-from ..base import Backend, BaseSession, Choices, Feeds, Outputs, SessionInfo, check_feeds, check_spec
+from ..base import BaseSession, Choices, Feeds, Outputs, SessionInfo, check_feeds, check_spec
 from .binding import Binding, Graphs
 from .rtx import BACKEND as RTX
 from .rtx import rtx_device
@@ -133,7 +133,7 @@ class OnnxSession(BaseSession):
         if backend == "onnxruntime-cpu" and saturates_int8() and named_in(source, ("QuantizeLinear",)):
             self._notes += (SATURATES,)
         self._info = SessionInfo(
-            Backend.ONNXRUNTIME,
+            "onnxruntime",
             backend,
             "cpu" if backend == "onnxruntime-cpu" else f"cuda:{providers[0][1]['device_id']}",
             tuple(map(_tensor_info, session.get_inputs())),

@@ -15,6 +15,7 @@ TARGET = Target(
     suffixes=(".xml",),
     devices=("cpu", "xpu", "npu"),
     tuning=("performance", "streams"),
+    tuned_by=f"{__name__}.config:OpenVinoRun",
     title="OpenVINO",
     builds=(Build("openvino", _HERE, takes=("timeout_seconds",)),),
     abilities=(_HERE,),

@@ -52,12 +52,6 @@ class OpenVinoRun:
                 f"`streams={self.streams}` has no effect without `performance=throughput`; add that, or leave it out"
             )
 
-    def arguments(self) -> dict[str, Any]:
-        """The values that are given, as keywords of `open_session`."""
-        return {
-            name: value for name, value in (("performance", self.performance), ("streams", self.streams)) if value is not None
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class OpenVinoConfig(OpenVinoRun):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ...bundle import BundleFile, EngineFacts, text_encoder_beside
+from ...bundle import Bundle, BundleFile, EngineFacts, text_encoder_beside
 from ...errors import DetrtError, EngineError, MissingPackageError, SessionError
 from ...system import CPU, processor_name
 from ..base import BaseSession
@@ -36,7 +36,7 @@ class OpenVinoOpener(Opener):
                 search.note = note
                 return None
         for entry in models:
-            path = bundle.checked_path(entry)
+            path = _checked(bundle, entry)
             try:
                 session = OpenVinoSession(
                     path, bundle.spec, entry.engine, device=options.device, threads=options.threads, **options.tuning
@@ -52,13 +52,18 @@ class OpenVinoOpener(Opener):
         encoders, options = search.bundle.of_kind("text-openvino"), search.options
         if not encoders:
             return None, ""
-        path = search.bundle.checked_path(encoders[0])
+        path = _checked(search.bundle, encoders[0])
         return OpenVinoSession(path, session.spec, encoders[0].engine, device=options.device, threads=options.threads), ""
 
     def refusal(self, search: FileSearch) -> DetrtError:
         folder = search.bundle.folder
         why = "; ".join(search.reasons) or f"it holds none. Build one with: `build({folder}, targets=openvino)`"
         return EngineError(f"no OpenVINO model of the bundle '{folder}' can run here: {why}")
+
+
+def _checked(bundle: Bundle, entry: BundleFile) -> Path:
+    """Path of a model; its weights, which OpenVINO opens with it, are compared too."""
+    return bundle.checked_path(entry, PurePosixPath(entry.path).with_suffix(".bin").name)
 
 
 def _faster_on_cpu(facts: EngineFacts | None, tuning: Mapping[str, Any]) -> tuple[bool, str]:

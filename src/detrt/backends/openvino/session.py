@@ -14,7 +14,7 @@ from ...bundle import EngineFacts, check_digest, read_sidecar
 from ...errors import EngineError, SessionError, SpecError
 from ...spec import ModelSpec, Precision, TensorInfo
 from ...system import SATURATES, saturates_int8, usable_cores
-from ..base import Backend, BaseSession, Choices, Feeds, Outputs, PendingOutputs, SessionInfo, check_feeds, check_spec
+from ..base import BaseSession, Choices, Feeds, Outputs, PendingOutputs, SessionInfo, check_feeds, check_spec
 from .config import PERFORMANCE, OpenVinoConfig
 from .runtime import cache_folder, core, device_name, inference_type, package, short
 
@@ -84,7 +84,7 @@ class OpenVinoSession(BaseSession):
         inputs = tuple(TensorInfo(i["name"], i["dtype"], tuple(i["shape"])) for i in facts.inputs)
         outputs = tuple(TensorInfo(o["name"], o["dtype"], tuple(o["shape"])) for o in facts.outputs)
         self._info = SessionInfo(
-            Backend.OPENVINO,
+            "openvino",
             f"openvino-{name.partition('.')[0].lower()}",
             (device or "cpu").lower(),
             inputs,

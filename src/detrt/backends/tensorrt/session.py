@@ -23,7 +23,7 @@ from ...bundle import EngineFacts, read_sidecar
 from ...errors import EngineError, OutputError, SessionError
 from ...models import trust
 from ...spec import TensorInfo
-from ..base import Backend, BaseSession, Choices, Feeds, Outputs, SessionInfo, check_feeds, check_spec
+from ..base import BaseSession, Choices, Feeds, Outputs, SessionInfo, check_feeds, check_spec
 from ..gpu.staging import COPY_THREADS
 from . import diagnose as explain
 from .bindings import Trt, environment_of, load_trt
@@ -117,7 +117,7 @@ class TensorRTSession(BaseSession):
         gpu_name: str = self._cuda.device_name(self._device)
         check_gpu(self.path, self.facts, capability, gpu_name)
         self._info = SessionInfo(
-            Backend.TENSORRT,
+            "tensorrt",
             target,
             f"cuda:{self._device}",
             inputs=(),  # these, the profile and the largest batch come from the engine

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..errors import ExportError, SessionError, SourceError
-from ..models.contract import ExportConfig, contract, exported_spec, query_encoder_contract, text_encoder_contract
-from ..models.hooks import forced_choices, recorded_cuts, recorded_topk
-from ..models.wrapper import ExportModule
-from ..spec import ModelSpec, TextSpec
-from ..text.tokenizer import PromptTokenizer
-from .base import Backend, BaseSession, Choices, Feeds, Outputs, SessionInfo, check_feeds
-from .prompted import PromptedSession
+from ...errors import ExportError, SessionError, SourceError
+from ...models.contract import ExportConfig, contract, exported_spec, query_encoder_contract, text_encoder_contract
+from ...models.hooks import forced_choices, recorded_cuts, recorded_topk
+from ...models.wrapper import ExportModule
+from ...spec import ModelSpec, TextSpec
+from ...text.tokenizer import PromptTokenizer
+from ..base import BaseSession, Choices, Feeds, Outputs, SessionInfo, check_feeds
+from ..prompted import PromptedSession
 
 if TYPE_CHECKING:
-    from ..models.source import Source
+    from ...models.source import Source
 
 
 def open_torch(source: Source, *, device: str = "cpu", spec: ModelSpec | None = None) -> BaseSession:
@@ -75,9 +75,7 @@ class TorchSession(BaseSession):
         contracts = {"detector": contract, "text encoder": text_encoder_contract}
         inputs, outputs = contracts.get(part, query_encoder_contract)(self.spec)
         where = str(self._device) if self._device.index is not None or self._device.type == "cpu" else "cuda:0"
-        self._info = SessionInfo(
-            Backend.TORCH, f"torch-{self._device.type}", where, inputs, outputs, notes=(note,) if note else ()
-        )
+        self._info = SessionInfo("torch", f"torch-{self._device.type}", where, inputs, outputs, notes=(note,) if note else ())
 
     tells_selections = takes_selections = True
 
@@ -134,7 +132,7 @@ class TorchSession(BaseSession):
 def _module(source: Source, spec: ModelSpec, part: str) -> torch.nn.Module:
     if spec.text is None:
         return ExportModule(source.module, spec)
-    from ..models.wrapper import StockQueryEncoder, StockTextEncoder, StockTextModule
+    from ...models.wrapper import StockQueryEncoder, StockTextEncoder, StockTextModule
 
     if part == "text encoder":
         return StockTextEncoder(source)
@@ -143,7 +141,7 @@ def _module(source: Source, spec: ModelSpec, part: str) -> torch.nn.Module:
 
 def _use_kernel(model: torch.nn.Module) -> str:
     """Run deformable attention as the fused op; a note if some modules are not supported."""
-    from ..models.ops.replace import install, missing
+    from ...models.ops.replace import install, missing
 
     install(model)
     return "".join(f"{name} is not the code that detrt knows, and runs without its kernel; " for name in missing(model)).strip(

@@ -1,37 +1,27 @@
-"""Opening checkpoints in PyTorch, the reference of all comparisons."""
+"""Opening checkpoints in PyTorch."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
 
-from ..bundle import BundleFile
-from ..errors import DetrtError, MissingPackageError, SessionError
-from ..system import CPU
-from .search import FileSearch, Opener, SessionOptions
-from .target import Target
+from ...bundle import BundleFile
+from ...errors import DetrtError, MissingPackageError, SessionError
+from ...system import CPU
+from ..search import FileSearch, Opener, SessionOptions
 
 if TYPE_CHECKING:
-    from .base import BaseSession
-
-TARGET = Target(
-    name="torch",
-    kind="checkpoint",
-    words="a checkpoint",
-    opener="detrt.backends.checkpoint:OPENER",
-    reads_load=True,
-    title="PyTorch",
-)
+    from ..base import BaseSession
 
 
-class CheckpointOpener(Opener):
+class TorchOpener(Opener):
     """Opens checkpoints, which no bundle has."""
 
     def open_file(self, path: str | os.PathLike, options: SessionOptions) -> BaseSession:
         """path: a reference, such as hf:org/name."""
         try:
-            from ..models.load import load_source
-            from .torch import open_torch
+            from ...models.load import load_source
+            from .session import open_torch
         except ModuleNotFoundError as error:
             if (error.name or "").startswith("detrt"):
                 raise
@@ -51,4 +41,4 @@ class CheckpointOpener(Opener):
         return SessionError(f"'{search.bundle.folder}' is a bundle and no checkpoint")
 
 
-OPENER = CheckpointOpener()
+OPENER = TorchOpener()
