@@ -8,11 +8,11 @@
 
 namespace {
 
-detrt::Size size_of(const std::string& text) {
+detrt::Size size_of(const std::string& option, const std::string& text) {
   const auto side = [&](const std::string& part) {
     int value = 0;
     if (!CLI::detail::lexical_cast(part, value) || value < 1 || value > 16384)
-      throw CLI::ValidationError("--size",
+      throw CLI::ValidationError(option,
                                  "must be HEIGHTxWIDTH or one number, each from 1 to 16384; got '" + text + "'");
     return value;
   };
@@ -52,9 +52,17 @@ std::optional<Options> parse_options(int count, char** arguments) {
   app.add_option("--save", options.save, "annotated copies into this folder")->type_name("DIR");
   app.add_option("--batch", detector.batch, "batch size")->type_name("N")->check(CLI::Range(1, most));
   app.add_option_function<std::string>(
-         "--size", [&](const std::string& text) { detector.size = size_of(text); },
+         "--size", [&](const std::string& text) { detector.size = size_of("--size", text); },
          "input size, for models with a dynamic size")
       ->type_name("HxW");
+  std::optional<double> overlap;
+  app.add_option_function<std::string>(
+         "--tile", [&](const std::string& text) { detector.tiling = detrt::Tiling{size_of("--tile", text)}; },
+         "detect in tiles of this size, in pixels of the image, and join what they show")
+      ->type_name("HxW");
+  app.add_option("--overlap", overlap, "least part of a tile's side that neighbours share (0.2)")
+      ->type_name("NUMBER")
+      ->check(CLI::Range(0.0, 0.9));
   app.add_option("--benchmark", options.benchmark, "time N runs of one batch after warming up")
       ->type_name("N")
       ->check(CLI::Range(1, most));
@@ -94,6 +102,10 @@ std::optional<Options> parse_options(int count, char** arguments) {
   } catch (const CLI::ParseError& error) {
     throw detrt::Error(detrt::ErrorKind::usage, std::string(error.what()) + "; see detrt-run --help");
   }
+  if (overlap && !detector.tiling)
+    throw detrt::Error(detrt::ErrorKind::usage, "--overlap is of tiles, and there are none; give --tile HxW as well");
+  if (overlap)
+    detector.tiling->overlap = *overlap;
   for (const std::string& text : classes)
     for (std::string& name : detrt::split_classes(text))
       detector.classes.push_back(std::move(name));

@@ -60,6 +60,7 @@ void detrt_options_init(detrt_options* options) {
   std::memset(options, 0, sizeof *options);
   options->size = sizeof *options;
   options->threshold = 0.5;
+  options->overlap = 0.2;
 }
 
 detrt_status detrt_open(const char* bundle, const detrt_options* options, detrt_detector** detector) {
@@ -83,6 +84,9 @@ detrt_status detrt_open(const char* bundle, const detrt_options* options, detrt_
       chosen.session.threads = options->threads;
       if (options->classes != nullptr)
         chosen.classes = detrt::split_classes(options->classes);
+      if (options->tile_height != 0 || options->tile_width != 0)
+        chosen.tiling = detrt::Tiling{
+            {options->tile_height, options->tile_width == 0 ? options->tile_height : options->tile_width}, options->overlap};
       chosen.prompt = options->prompt == nullptr ? "" : options->prompt;
       chosen.session.backend = options->backend == nullptr ? "auto" : options->backend;
       chosen.session.trust_code = options->trust_code != 0;

@@ -23,6 +23,15 @@ private:
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
+Image part_of(const Image& image, const Window& window) {
+  Image part(window.y1 - window.y0, window.x1 - window.x0);
+  const auto row = static_cast<std::ptrdiff_t>(part.width) * 3;
+  for (int y = window.y0; y < window.y1; ++y)
+    std::copy_n(image.rgb.begin() + (static_cast<std::ptrdiff_t>(y) * image.width + window.x0) * 3, row,
+                part.rgb.begin() + (y - window.y0) * row);
+  return part;
+}
+
 } // namespace
 
 Detector Detector::open(const std::filesystem::path& folder, const DetectorOptions& options) {
@@ -36,10 +45,15 @@ Detector Detector::open(const std::filesystem::path& folder, const DetectorOptio
 
 Detector::Detector(std::unique_ptr<Session> session, ModelSpec spec, const DetectorOptions& options,
                    std::optional<Prompt> prompt)
-    : session_(std::move(session)), spec_(std::move(spec)), prompt_(std::move(prompt)), size_(options.size) {
+    : session_(std::move(session)), spec_(std::move(spec)), prompt_(std::move(prompt)), size_(options.size),
+      tiling_(options.tiling) {
   decode_.threshold = options.threshold;
   decode_.max_detections = options.max_detections;
   check_options(decode_);
+  if (tiling_) {
+    check_tiling(*tiling_);
+    std::swap(most_, decode_.max_detections);
+  }
   if (spec_.text && !options.classes.empty())
     throw Error(ErrorKind::prompt,
                 "this model has no classes of its own to choose from with --classes; say what to find with "
@@ -77,6 +91,45 @@ std::vector<Detections> Detector::operator()(const std::vector<Image>& images, T
 std::vector<Detections> Detector::operator()(const std::vector<const Image*>& images, Timing* timing) const {
   Timing unused;
   Timing& spent = timing ? *timing : unused;
+  if (!tiling_)
+    return whole(images, spent);
+  std::vector<Detections> results;
+  for (const Image* image : images)
+    results.push_back(in_tiles(*image, spent));
+  return results;
+}
+
+Detections Detector::in_tiles(const Image& image, Timing& timing) const {
+  Clock clock;
+  const Image pixels = image.rgb.empty() ? decoded(image) : Image();
+  const Image& source = image.rgb.empty() ? pixels : image;
+  timing.preprocess_ms += clock.lap_ms();
+  std::vector<std::pair<Window, Detections>> parts;
+  const std::vector<Window> windows = windows_of(*tiling_, source.size());
+  const auto step = static_cast<std::size_t>(batch_);
+  for (std::size_t start = 0; start < windows.size(); start += step) { // no more copies of pixels than a batch has
+    const std::size_t end = std::min(start + step, windows.size());
+    clock.lap_ms();
+    std::vector<Image> tiles;
+    for (std::size_t i = start; i < end; ++i)
+      tiles.push_back(part_of(source, windows[i]));
+    timing.preprocess_ms += clock.lap_ms();
+    std::vector<const Image*> some;
+    for (const Image& tile : tiles)
+      some.push_back(&tile);
+    std::vector<Detections> found = whole(some, timing);
+    for (std::size_t i = start; i < end; ++i)
+      parts.emplace_back(windows[i], std::move(found[i - start]));
+  }
+  clock.lap_ms();
+  Detections merged = merge_tiles(std::move(parts), *tiling_, source.size());
+  if (most_ && merged.found.size() > static_cast<std::size_t>(*most_))
+    merged.found.resize(static_cast<std::size_t>(*most_));
+  timing.decode_ms += clock.lap_ms();
+  return merged;
+}
+
+std::vector<Detections> Detector::whole(const std::vector<const Image*>& images, Timing& spent) const {
   std::vector<Detections> results(images.size());
   const auto step = static_cast<std::size_t>(batch_);
   for (std::size_t start = 0; start < images.size(); start += step) {

@@ -93,6 +93,29 @@ TEST_CASE("a batch that the model cannot take is refused") {
   CHECK(detector_of(-1, {}).batch() == 1);
 }
 
+TEST_CASE("tiles") {
+  CHECK(detrt::windows_of({{8, 8}, 0}, {8, 20}) ==
+        std::vector<detrt::Window>{{0, 0, 8, 8}, {0, 6, 8, 14}, {0, 12, 8, 20}, {0, 0, 8, 20}});
+  CHECK(detrt::windows_of({{8, 8}, 0.2}, {8, 8}) == std::vector<detrt::Window>{{0, 0, 8, 8}});
+  detrt::DetectorOptions options;
+  options.tiling = detrt::Tiling{{16, 16}, 0};
+  options.batch = 2;
+  options.max_detections = 1;
+  const auto found = detector_of(-1, {}, options)(images_of(3));
+  REQUIRE(found.size() == 3);
+  for (const detrt::Detections& one : found) {
+    REQUIRE(one.found.size() == 1);
+    CHECK(one.image_size == detrt::Size{16, 32});
+    CHECK(one.found[0].box_xyxy == std::array<float, 4>{4, 4, 12, 12});
+  }
+  options.max_detections.reset();
+  CHECK(detector_of(-1, {}, options)(images_of(1))[0].found.size() == 3); // and the one in the whole image
+  options.tiling->overlap = 0.95;
+  CHECK_ERROR(detector_of(-1, {}, options), "from 0 to 0.9; got 0.95");
+  options.tiling = detrt::Tiling{{16, 0}, 0};
+  CHECK_ERROR(detector_of(-1, {}, options), "at least 1x1 pixels; got 16x0");
+}
+
 TEST_CASE("choices are checked") {
   detrt::DetectorOptions options;
   options.classes = {"cow"};

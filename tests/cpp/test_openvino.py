@@ -7,6 +7,7 @@ import shutil
 from importlib.util import find_spec
 
 import pytest
+from large_scenes import compose
 from native import run
 from PIL import Image
 
@@ -64,6 +65,44 @@ def test_lines_are_those_of_python(program, shapes, scenes, choices, arguments):
             # C++ and NumPy round the sigmoid of a logit differently in the last bit.
             assert theirs.pop("score") == pytest.approx(ours.pop("score"), abs=1.5e-6)
         assert got == row
+
+
+@pytest.mark.parametrize(
+    ("choices", "arguments"),
+    [
+        ({"tile": 256}, ["--tile", "256"]),
+        ({"tile": (200, 330), "overlap": 0.4}, ["--tile", "200x330", "--overlap", "0.4", "--batch", "3"]),
+        ({"tile": 120, "overlap": 0.0, "max_detections": 9}, ["--tile=120", "--overlap=0", "--max-detections", "9"]),
+        ({"tile": 1000}, ["--tile", "1000"]),
+    ],
+)
+def test_tiles_and_what_they_show_are_those_of_python(program, shapes, choices, arguments, tmp_path):
+    """At a threshold that leaves many pieces and near duplicates to join, with masks."""
+    paths = []
+    for seed in range(2):
+        paths.append(tmp_path / f"{seed}.png")
+        Image.fromarray(compose(seed, (500, 700), 12, rows=2, columns=2).image).save(paths[-1])
+    done = run(program, shapes, *paths, "--json", "-", "--threads", "1", "-t", "0.05", *arguments)
+    assert done.returncode == 0, done.stderr
+    with Detector(shapes, backend="openvino", threads=1, threshold=0.05, **choices) as detector:
+        rows = [Record(str(path), detector(path)).to_dict() for path in paths]
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [len(row["detections"]) for row in lines] == [len(row["detections"]) for row in rows]
+    assert min(len(row["detections"]) for row in rows) >= 9
+    for got, row in zip(lines, rows, strict=True):
+        for theirs, ours in zip(got["detections"], row["detections"], strict=True):
+            assert theirs.pop("score") == pytest.approx(ours.pop("score"), abs=1.5e-6)
+        assert got == row
+
+
+def test_tiles_that_are_none(program, shapes, scenes):
+    for arguments, message in [
+        (["--overlap", "0.2"], "--overlap is of tiles, and there are none; give --tile HxW as well"),
+        (["--tile", "64", "--overlap", "0.95"], "--overlap: Value 0.95 not in range 0"),
+        (["--tile", "0"], "--tile: must be HEIGHTxWIDTH or one number"),
+    ]:
+        done = run(program, shapes, scenes[0], *arguments)
+        assert done.returncode == 2 and message in done.stderr, done.stderr
 
 
 def test_compiled_models_are_stored(program, shapes, scenes, tmp_path, monkeypatch):

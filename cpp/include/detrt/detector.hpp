@@ -12,6 +12,7 @@
 #include "detrt/image.hpp"
 #include "detrt/prompt.hpp"
 #include "detrt/session.hpp"
+#include "detrt/tiles.hpp"
 
 namespace detrt {
 
@@ -21,6 +22,7 @@ struct DetectorOptions {
   std::optional<std::int64_t> max_detections;
   std::optional<std::int64_t> batch; // batch size; default: the model's fixed batch, else 1
   std::optional<Size> size;          // another input size, for models with a dynamic size
+  std::optional<Tiling> tiling;      // detect in tiles of large images, and join what they show
   std::string prompt;                // file of `detrt encode-prompt`, for models that take a prompt
   SessionOptions session;
 };
@@ -49,6 +51,8 @@ public:
   std::int64_t batch() const noexcept { return batch_; }
 
 private:
+  std::vector<Detections> whole(const std::vector<const Image*>& images, Timing& timing) const;
+  Detections in_tiles(const Image& image, Timing& timing) const;
   std::vector<Detections> run(std::vector<const Image*> images, Timing& timing) const;
 
   std::unique_ptr<Session> session_;
@@ -56,6 +60,8 @@ private:
   std::optional<Prompt> prompt_;
   DecodeOptions decode_;
   std::optional<Size> size_;
+  std::optional<Tiling> tiling_;
+  std::optional<std::int64_t> most_; // detections of an image in tiles
   std::int64_t batch_ = 1, fixed_batch_ = 0;
 };
 

@@ -36,6 +36,9 @@ typedef struct detrt_options {
   const char* prompt;     /* file of `detrt encode-prompt`; NULL: none */
   const char* backend;    /* NULL: "auto" */
   const char* device;     /* NULL: "auto"; "cpu", "cuda", "cuda:1" */
+  int32_t tile_height;    /* 0: no tiles; else their size in pixels of the image */
+  int32_t tile_width;     /* 0: as tile_height */
+  double overlap;         /* 0.2: the least part of a tile's side that neighbours share */
   int32_t trust_code;     /* 1: native code of a bundle that was built elsewhere may run; 0: unless DETRT_TRUST_REMOTE_CODE=1 */
 } detrt_options;
 
