@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from detrt.backends.open import open_session
 from detrt.cli import app, run_report
+from detrt.cli.report_page import sentences
 from detrt.data.scenes.scene import write_dataset
 from detrt.errors import EngineError, GateError
 from detrt.evaluation.coco import evaluate_coco
@@ -41,6 +42,38 @@ def test_a_report_measures_what_the_commands_measure(tmp_path):
     assert min(first["p50_ms"], second["p50_ms"]) > 0
     page = (tmp_path / "r.md").read_text()
     assert f"| {first['AP']:.4f} | +0.0000 |" in page and f"{first['AP']:.4f}" in told
+
+
+def test_a_report_goes_on_and_ends_in_a_page(monkeypatch, tmp_path):
+    arguments = ("embedded:shapes", "--target", "onnx", "--precisions", "fp32", "--batches", "1", "--repeats", "2")
+    kept = ("--keep", tmp_path / "kept", "--json", tmp_path / "r.json")
+    detrt(*arguments, *kept)
+    measured = json.loads((tmp_path / "r.json").read_text())["rows"]
+    ran = []
+    rows_of = run_report._rows
+    monkeypatch.setattr(run_report, "_rows", lambda *given: ran.append(given[1]) or rows_of(*given))
+    detrt(*arguments, *kept, "-o", tmp_path / "r.html")
+    assert not ran and json.loads((tmp_path / "r.json").read_text())["rows"] == measured
+    page = (tmp_path / "r.html").read_text()
+    assert f"batch 1: {measured[0]['p50_ms']:.1f} ms" in page and "all 1 rows were built" in page and "http" not in page.lower()
+    detrt(*arguments[:-1], "3", *kept)  # another choice is measured
+    assert ran == ["fp32"]
+    (tmp_path / "kept" / run_report.DONE).write_text("[", "utf-8")
+    detrt(*arguments, *kept)
+    assert ran == ["fp32"] * 2
+
+
+def test_sentences_say_what_a_precision_gains_and_costs():
+    row = {"model": "m", "batch": 1, "images_per_s": 50.0, "bytes": 100}
+    rows = [
+        {**row, "precision": "fp32", "p50_ms": 20.0, "AP": 0.3},
+        {**row, "precision": "fp16", "p50_ms": 10.0, "bytes": 50, "AP": 0.298, "AP change": -0.002},
+        {**row, "precision": "int8", "error": "no room"},
+    ]
+    said = sentences({"rows": rows, "config": {"precisions": ["fp32", "fp16", "int8"]}})
+    assert said[0] == "m in fp32, batch 1: 20.0 ms, 50.0 images/s; AP 0.300"
+    assert "2.00 times the speed of fp32, 50 % of its size; AP 0.298, -0.002 against fp32 (small)" in said[1]
+    assert said[2] == "m in int8, batch 1: failed: no room"
 
 
 def test_the_change_of_ap_is_against_the_first_precision_alone(monkeypatch, tmp_path):

@@ -40,7 +40,8 @@ class ReportConfig:
         batches: batch sizes; AP is measured with the first.
         size: (height, width) in pixels; None: the model's own.
         repeats: timed runs after ten that are not counted.
-        keep: folder for the bundles; None: they are deleted.
+        keep: folder for the bundles, and for the rows that are done, which the next report of the same choices takes; None: both are
+            deleted.
 
     Raises:
         DetrtError: a target or precision that is not known, or a data set without its other half.
@@ -76,7 +77,13 @@ class ReportConfig:
     prompt: str | None = field(
         default=None, metadata={"help": "Prompt of models that take one: 'a cat. a dog.'", "panel": "Prompt"}
     )
-    keep: Path | None = field(default=None, metadata={"help": "Keep the bundles in this folder.", "writes": "file"})
+    keep: Path | None = field(
+        default=None,
+        metadata={
+            "help": "Keep the bundles in this folder; the same command goes on with what it has done there.",
+            "writes": "file",
+        },
+    )
 
     def __post_init__(self) -> None:
         if self.target not in REPORT_TARGETS:
@@ -117,7 +124,9 @@ def report(
         Path | None, typer.Option(help="COCO's folder, with annotations/instances_val2017.json and val2017/, for AP.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the report as Markdown to this file."), TEXT
+        Path | None,
+        typer.Option("--output", "-o", help="Write the report to this file: a page where it ends in .html, else Markdown."),
+        TEXT,
     ] = None,
     json_file: Annotated[str | None, typer.Option("--json", help="Results to this file; - is stdout."), TEXT] = None,
 ) -> None:
@@ -126,6 +135,7 @@ def report(
     Exit code 3: an engine does not detect what its graph detects. 2: something could not be built or run; its row says why.
     """
     from . import show
+    from .report_page import report_page
     from .run_report import FAILED, coco_val2017, run_report
 
     show.check_json(json_file)
@@ -145,7 +155,9 @@ def report(
         raise DetrtError(f"there is nothing to report, because nothing could be built or run: {errors[0]}{more}")
     rows = [_cells(row) for row in found["rows"]]
     if output is not None:
-        files.write_text(output, _markdown(found, rows))
+        page = output.suffix.lower() in (".html", ".htm")
+        text = report_page(found, _title(found), _COLUMNS, rows) if page else _markdown(found, rows)
+        files.write_text(output, text)
     if json_file:
         show.write_json(found, json_file)
     if json_file != "-":

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import files
 from ..backends.shared import SharedOptions, builds, configs_of
 from ..backends.targets import GRAPH
 from ..bench.measure import machine
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from .report import ReportConfig
 
 FAILED = "failed"
+DONE = "report.done.json"  # in the folder of the bundles
 
 
 def coco_val2017(folder: Path) -> tuple[Path, Path]:
@@ -52,10 +56,32 @@ def run_report(models: Sequence[str], config: ReportConfig, load: LoadOptions, p
         MissingPackageError: a package that all rows need. OutputError: the folder of the bundles cannot be made.
     """
     rows: list[dict[str, Any]] = []
+    settings = {
+        "target": config.target, "precisions": list(config.precisions), "batches": list(config.batches), "repeats": config.repeats,
+        "size": config.size, "ground_truth": config.ground_truth and str(config.ground_truth), "prompt": config.prompt,
+        "calibration": config.calibration and str(config.calibration), "load": load.choices(),
+    }  # fmt: skip
+    here = machine()
     with _folder(config.keep) as folder:
+        done = _Done(folder / DONE)
         for model in models:
             for name in config.precisions:
-                rows += _rows(model, name, config, load, folder, progress)
+                about = {
+                    **settings,
+                    "machine": here,
+                    "images": config.images,
+                    "files": _state_of(model, config),
+                    "precisions": name,
+                }
+                key = hashlib.sha256(json.dumps([model, about], default=str, sort_keys=True).encode()).hexdigest()
+                some = done.rows.get(key)
+                if some is None:
+                    some = _rows(model, name, config, load, folder, progress)
+                    if config.keep is not None and not any("error" in row for row in some):
+                        done.add(key, some)
+                else:
+                    progress(f"{model} {name}: done before", 1.0, f"taken from {folder / DONE}")
+                rows += some
     for row in rows:
         of_reference = (row["model"], config.precisions[0])
         reference = next(
@@ -63,12 +89,7 @@ def run_report(models: Sequence[str], config: ReportConfig, load: LoadOptions, p
         )
         if row.get("AP") is not None and reference is not None:
             row["AP change"] = round(row["AP"] - reference, 5)
-    settings = {
-        "target": config.target, "precisions": list(config.precisions), "batches": list(config.batches), "repeats": config.repeats,
-        "size": config.size, "ground_truth": config.ground_truth and str(config.ground_truth), "prompt": config.prompt,
-        "calibration": config.calibration and str(config.calibration), "load": load.choices(),
-    }  # fmt: skip
-    return {"machine": machine(), "config": settings, "rows": rows}
+    return {"machine": here, "config": settings, "rows": rows}
 
 
 @contextlib.contextmanager
@@ -125,6 +146,32 @@ def _rows(
         except DetrtError as error:
             rows.append(about | _failure(error, batch))
     return rows
+
+
+class _Done:
+    """The rows that earlier runs measured, by the digest of what they depend on; a file that cannot be read holds none."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.rows = path, {}
+        with contextlib.suppress(DetrtError, ValueError):
+            kept = files.parse_json(path.read_bytes()) if path.is_file() else {}
+            self.rows: dict[str, list[dict[str, Any]]] = kept if isinstance(kept, dict) else {}
+
+    def add(self, key: str, rows: list[dict[str, Any]]) -> None:
+        self.rows[key] = [dict(row) for row in rows]
+        files.write_text(self.path, json.dumps(self.rows, indent=1) + "\n")
+
+
+def _state_of(model: str, config: ReportConfig) -> list[tuple[str, int, int]]:
+    """(name, bytes, time of change) of the files that rows depend on, so that a changed one is measured again."""
+    found = []
+    for given in (model.removeprefix("ckpt:"), config.ground_truth, config.images, config.calibration):
+        path = Path(given) if given else None
+        if path is not None and path.exists():
+            for one in [path, *(sorted(path.iterdir()) if path.is_dir() else ())]:
+                state = one.stat()
+                found.append((str(one), state.st_size, state.st_mtime_ns))
+    return found
 
 
 def _failure(error: DetrtError, batch: int) -> dict[str, Any]:
