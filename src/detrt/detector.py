@@ -18,7 +18,7 @@ import numpy as np
 from .backends.base import NO_PROMPT, Outputs, PendingOutputs, Session
 from .backends.prompted import Prompts, prompt_groups, require_prompt
 from .backends.search import SessionOptions
-from .data.arguments import check_integer, check_model, many_images, one_image, pixel_size
+from .data.arguments import check_image_decoder, check_integer, check_model, many_images, one_image, pixel_size
 from .data.given import AnyImage, as_image, is_address, media_of
 from .data.images import Input, load_image
 from .data.live import LiveSource
@@ -34,7 +34,7 @@ from .detections import Detections
 from .errors import ImageError, PromptError, SessionError, SpecError
 from .models.load import LoadChanges, LoadOptions, changed, check_changes
 from .spec import ORDER_LOGITS, ModelSpec, extra_outputs
-from .system import IMAGE_DECODERS, usable_cores
+from .system import usable_cores
 from .text.postprocess import TEXT_THRESHOLD
 from .text.prompts import ImageQueries, Prompt
 
@@ -720,12 +720,6 @@ def more_than_given(max_detections: int | None, spec: ModelSpec) -> str:
     if max_detections is None or max_detections <= most or spec.text is not None:
         return ""
     return f"{max_detections} changes nothing: this model gives at most {most} for an image"
-
-
-def check_image_decoder(name: str) -> None:
-    """Raise ValueError where `name` is not in IMAGE_DECODERS."""
-    if name not in IMAGE_DECODERS:
-        raise ValueError(f"image_decoder must be one of {', '.join(IMAGE_DECODERS)}; got {name!r}")
 
 
 _NO_CLASSES = "this model has no classes of its own to choose from with {}; say what to find with `prompt` or `classes_from`"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..class_names import read_class_thresholds, split_classes
+from ..data.arguments import IMAGE_DECODER, check_image_decoder
 from ..data.stream_config import StreamConfig
 from ..errors import DetrtError, SpecError
 from ..models.load import LoadOptions
@@ -74,13 +75,10 @@ class ImageOptions:
     )
     tile: tuple[int, int] | None = field(default=None, metadata=TILE)
     overlap: float | None = field(default=None, metadata=OVERLAP)
-    image_decoder: str = field(
-        default="cpu", metadata={"help": "Decode JPEG files and videos on the cpu, or on the gpu that runs the model."}
-    )
+    image_decoder: str = field(default="cpu", metadata=IMAGE_DECODER)
 
     def __post_init__(self) -> None:
         from ..data.tiles import make_tiling
-        from ..system import IMAGE_DECODERS
 
         make_tiling(self.tile, self.overlap)
         for name, value in (("--threshold", self.threshold), ("--text-threshold", self.text_threshold)):
@@ -91,8 +89,7 @@ class ImageOptions:
                 raise SpecError(f"{name} must be at least 1; got {value}")
         if len(dict(self.class_thresholds)) < len(self.class_thresholds):
             raise SpecError("--class-thresholds names a class twice; give it one threshold")
-        if self.image_decoder not in IMAGE_DECODERS:
-            raise DetrtError(f"--image-decoder must be {' or '.join(IMAGE_DECODERS)}; got {self.image_decoder!r}")
+        check_image_decoder(self.image_decoder)
 
     def make(self, prompt: PromptOptions) -> DetectorOptions:
         from ..detector import DetectorOptions

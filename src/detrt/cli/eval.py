@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .. import files
+from ..data.arguments import IMAGE_DECODER, check_image_decoder
 from ..errors import DetrtError
 from ..models.load import LoadOptions
-from ..system import IMAGE_DECODERS
 from .options import OVERLAP, TEXT, TILE, Given, GivenTuning, RunOptions, command
 
 if TYPE_CHECKING:
@@ -33,16 +33,13 @@ class EvalOptions:
     tile: tuple[int, int] | None = field(default=None, metadata=TILE)
     overlap: float | None = field(default=None, metadata=OVERLAP)
     resume: Path | None = field(default=None, metadata={"help": "Resume file, updated after every batch.", "writes": "file"})
-    image_decoder: str = field(
-        default="cpu", metadata={"help": "Decode JPEG files on the cpu, or on the gpu that runs the model."}
-    )
+    image_decoder: str = field(default="cpu", metadata=IMAGE_DECODER)
 
     def __post_init__(self) -> None:
         from ..data.tiles import make_tiling
 
         make_tiling(self.tile, self.overlap)
-        if self.image_decoder not in IMAGE_DECODERS:
-            raise DetrtError(f"--image-decoder must be {' or '.join(IMAGE_DECODERS)}; got {self.image_decoder!r}")
+        check_image_decoder(self.image_decoder)
 
 
 @dataclass(frozen=True, slots=True)

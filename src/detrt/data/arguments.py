@@ -9,7 +9,10 @@ from typing import Any
 
 from ..errors import ArgumentError
 from ..spec import parse_size
+from ..system import IMAGE_DECODERS
 
+# Metadata of the option `image_decoder`, whose default is the first of IMAGE_DECODERS.
+IMAGE_DECODER = {"help": "Decode images on the cpu, or JPEG files and videos on the gpu that runs the model."}
 _IMAGE = "a path, an address (https://...), bytes, an open file, a PIL image, a tensor, or an array (H, W, 3) of uint8"
 
 
@@ -29,6 +32,12 @@ def check_integer(value: Any, name: str, *, least: int = 1) -> int | None:
     if isinstance(value, bool) or number < least:
         raise refuse(name, f"an integer of at least {least}, or None", value)
     return number
+
+
+def check_image_decoder(value: Any) -> None:
+    """Raise ArgumentError for what is not in IMAGE_DECODERS."""
+    if value not in IMAGE_DECODERS:
+        raise refuse("`image_decoder`", " or ".join(IMAGE_DECODERS), value)
 
 
 def check_device(value: Any) -> str | None:
@@ -52,9 +61,9 @@ def pixel_size(value: Any, name: str) -> tuple[int, int] | None:
     try:
         height, width = (check_integer(side, name) for side in sides)
     except (ArgumentError, ValueError):
-        raise refuse(name, "(height, width) in pixels, one number for both, or '480x640'", value) from None
+        raise refuse(f"`{name}`", "(height, width) in pixels, one number for both, or '480x640'", value) from None
     if height is None or width is None:
-        raise refuse(name, "(height, width) in pixels, one number for both, or '480x640'", value)
+        raise refuse(f"`{name}`", "(height, width) in pixels, one number for both, or '480x640'", value)
     return height, width
 
 

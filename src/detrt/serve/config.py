@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ..backends.targets import BACKEND, TARGETS, backend_names, needs_gpu, tuned
+from ..data.arguments import IMAGE_DECODER, check_image_decoder
 from ..data.images import FAST_FORMATS, MAX_PIXELS, parse_image_formats
 from ..errors import SessionError
 from ..models.load import LoadOptions
 from ..spec import parse_size
-from ..system import CPU, IMAGE_DECODERS, parse_devices, usable_cores
+from ..system import CPU, parse_devices, usable_cores
 from .hosts import parse_hosts, parse_origins
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -99,10 +100,7 @@ class ServeConfig:
         default=None,
         metadata={"help": "Input size: 640 or HEIGHTxWIDTH.", "panel": "Size", "parse": parse_size},
     )
-    image_decoder: str = field(
-        default="cpu",
-        metadata={"help": "Decode JPEG files on the cpu, or on the gpu that runs the model."},
-    )
+    image_decoder: str = field(default="cpu", metadata=IMAGE_DECODER)
     queue: int | None = field(
         default=None,
         metadata={"help": "Longest queue, images; more are refused with 429.", "panel": "Advanced"},
@@ -219,8 +217,7 @@ class ServeConfig:
                 f"`max_held_mib` ({self.max_held_mib}) must be at least `max_body_mib` ({self.max_body_mib}), or no such body "
                 "is ever taken"
             )
-        if self.image_decoder not in IMAGE_DECODERS:
-            raise SessionError(f"`image_decoder` must be {' or '.join(IMAGE_DECODERS)}; got {self.image_decoder!r}")
+        check_image_decoder(self.image_decoder)
         if not self.devices:
             object.__setattr__(self, "devices", ("cuda:0",) if needs_gpu(self.backend) else (CPU,))
         if self.api_key is not None and not re.fullmatch(r"[\x21-\x7e]{8,512}", self.api_key):

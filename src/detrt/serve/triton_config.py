@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ..backends.targets import BACKEND, backend_names, needs_gpu
+from ..data.arguments import IMAGE_DECODER, check_image_decoder
 from ..errors import SpecError
 from ..spec import Precision, parse_numbers, parse_size
-from ..system import CPU, IMAGE_DECODERS, parse_devices
+from ..system import CPU, parse_devices
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 BUNDLE = "bundle"  # folder in a version of a model
@@ -67,9 +68,7 @@ class TritonConfig:
         default=None,
         metadata={"help": "Threads of an instance; default: the cores divided by the instances.", "panel": "Advanced"},
     )
-    image_decoder: str = field(
-        default="cpu", metadata={"help": "Decode JPEG files on the cpu, or on the gpu that runs the model.", "panel": "Advanced"}
-    )
+    image_decoder: str = field(default="cpu", metadata={**IMAGE_DECODER, "panel": "Advanced"})
     environment: str | None = field(
         default=None,
         metadata={
@@ -85,8 +84,7 @@ class TritonConfig:
             raise SpecError(f"`name` must be letters, digits, '_', '-' and '.', at most 128; got {self.name!r}")
         if self.precision not in (known := ("", *map(str, Precision))):
             raise SpecError(f"`precision` must be one of {', '.join(known[1:])}; got {self.precision!r}")
-        if self.image_decoder not in IMAGE_DECODERS:
-            raise SpecError(f"`image_decoder` must be {' or '.join(IMAGE_DECODERS)}; got {self.image_decoder!r}")
+        check_image_decoder(self.image_decoder)
         if self.environment is not None and not self.environment.startswith(("/", "$$TRITON_MODEL_DIRECTORY")):
             raise SpecError(f"`environment` must be the whole path of a folder on Triton's machine; got {self.environment!r}")
         for name, low, high in (

@@ -21,7 +21,7 @@ from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.data.images import Input, common_jpeg, load_encoded, load_image
 from detrt.data.raw_image import EncodedImage
 from detrt.detector import Detector
-from detrt.errors import ImageError, MissingPackageError, OutputError, SessionError
+from detrt.errors import ArgumentError, ImageError, MissingPackageError, OutputError, SessionError
 from detrt.jobs.run import ImageFailure, detect_inputs
 
 RNG = np.random.default_rng(5)
@@ -174,7 +174,7 @@ def test_where_it_is_refused(exported, tmp_path, capsys):
     with OnnxSession(path) as session:
         with pytest.raises(SessionError, match=r"`image_decoder=gpu`.*onnxruntime-cpu"):
             Detector(session, image_decoder="gpu")
-        with pytest.raises(ValueError, match="image_decoder must be one of cpu, gpu; got 'cuda'"):
+        with pytest.raises(ValueError, match="`image_decoder` must be cpu or gpu; got 'cuda'"):
             Detector(session, image_decoder="cuda")
     with Detector(OnDevice(path), image_decoder="gpu") as detector, pytest.raises(MissingPackageError, match=r"\.\[decode\]"):
         detector([jpeg()])
@@ -199,7 +199,7 @@ def test_a_server_decodes_there(exported, monkeypatch):
 
     path, served = exported("detr").path, ServedModel("detr", "unused")
     setup = Setup((served,), "cuda:0", 1, "auto", {}, None, 4, 10**6, "gpu")
-    monkeypatch.setattr(runner, "open_session", lambda *args, **kwargs: Decoding(path))
+    monkeypatch.setattr(runner, "open_with", lambda *args, **kwargs: Decoding(path))
     model = runner.Model(served, setup)
     model.warm_up()
     assert set(model.session.jpegs.groups) <= {1, 2, 4}
@@ -217,10 +217,10 @@ def test_a_server_decodes_there(exported, monkeypatch):
     sizes = [(json.loads(a.value)["height"], json.loads(a.value)["width"]) for a in answers if not isinstance(a, Refused)]
     assert sizes == [(48, 64), (40, 50), (40, 48)] and model.session.jpegs.groups == [3]
     assert answers[0].decode_ms > 0
-    monkeypatch.setattr(runner, "open_session", lambda *args, **kwargs: OnDevice(path))
+    monkeypatch.setattr(runner, "open_with", lambda *args, **kwargs: OnDevice(path))
     with pytest.raises(MissingPackageError, match=r"\.\[decode\]"):
         runner.Model(served, setup)
-    with pytest.raises(SessionError, match="`image_decoder` must be cpu or gpu; got 'nvdec'"):
+    with pytest.raises(ArgumentError, match="`image_decoder` must be cpu or gpu; got 'nvdec'"):
         ServeConfig((served,), image_decoder="nvdec")
 
 

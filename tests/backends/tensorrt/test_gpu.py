@@ -229,11 +229,11 @@ def test_a_server_opens_an_engine_on_the_first_gpu(exported, tmp_path, monkeypat
     with OnnxSession(path) as onnx:
         session, _ = opened(path, tmp_path, "10", onnx)
 
-        def open_session(ref, *, device, backend, **options):
-            devices.append((device, backend))
+        def open_with(ref, options):
+            devices.append((options.device, options.backend))
             return session
 
-        monkeypatch.setattr(worker, "open_session", open_session)
+        monkeypatch.setattr(worker, "open_with", open_with)
         config = ServeConfig(named_models([str(path)]), backend="tensorrt", size=SIZE, max_batch=2)
         (setup,) = Pool(config, Metrics())._setups
         served = worker.Model(config.models[0], setup)
