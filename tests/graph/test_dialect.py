@@ -15,12 +15,9 @@ from random_rows import MODELS, OWN_MODELS, TEXT_MODELS
 from tiny_exports import SHARED, marked
 
 from detrt.backends.onnxruntime.session import optimize_basic, run_graph
-from detrt.backends.tensorrt.versions import VERSIONS, row_of
-from detrt.errors import GraphError
-from detrt.graph.clean import lower_opset, set_opset, with_outputs
-from detrt.graph.dialect import (
+from detrt.backends.tensorrt.v8 import OldVersion
+from detrt.backends.tensorrt.v8.write_out import (
     LAYER_NORM,
-    cumsum_to_matmul,
     fix_axes,
     move_integers,
     scale_before_matmul,
@@ -28,6 +25,10 @@ from detrt.graph.dialect import (
     widen,
     write_out,
 )
+from detrt.backends.tensorrt.versions import VERSIONS, row_of
+from detrt.errors import GraphError
+from detrt.graph.clean import lower_opset, set_opset, with_outputs
+from detrt.graph.dialect import cumsum_to_matmul, for_typed_parser
 from detrt.graph.lower_msda import sum_by_reduction
 from detrt.graph.selections import topk_outputs
 from detrt.graph.view import element_types
@@ -140,31 +141,37 @@ def run(model, feeds, level=ort.GraphOptimizationLevel.ORT_ENABLE_ALL):
 def dialect(model, row=OLD):
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    sum_by_reduction(copy)
-    if not row.strongly_typed:
+    if isinstance(row, OldVersion):
+        sum_by_reduction(copy)
         move_integers(copy)
         cumsum_to_matmul(copy)
-    write_out(copy, row.lacks, shape_range=row.shape_range, scatter_reduction=row.scatter_reduction)
-    if not row.strongly_typed:
+        write_out(copy, row.lacks)
         lower_opset(copy, row.opset)
+    else:
+        for_typed_parser(copy, opset=row.opset, cumsum=True, grid_sample_linear=True, scatter_reduction=row.scatter_reduction)
     return copy
 
 
 def refused(model, row) -> list[str]:
     """What a version's parser would refuse in a graph, by its row of the table."""
     found = []
+    old = isinstance(row, OldVersion)
     opset = next(e.version for e in model.opset_import if e.domain in ("", "ai.onnx"))
     if opset > row.opset:
         found.append(f"opset {opset}")
     for node in model.graph.node:
         names = {entry.name for entry in node.attribute}
-        if node.op_type in row.lacks or node.op_type not in READ | {"InstanceNormalization", "LayerNormalization", "Mod"}:
+        if (old and node.op_type in row.lacks) or node.op_type not in READ | {
+            "InstanceNormalization",
+            "LayerNormalization",
+            "Mod",
+        }:
             found.append(node.op_type)
-        if node.op_type == "Shape" and not row.shape_range and names & {"start", "end"}:
+        if node.op_type == "Shape" and old and names & {"start", "end"}:
             found.append("Shape with start or end")
         if node.op_type == "ScatterND" and not row.scatter_reduction and "reduction" in names:
             found.append("ScatterND with reduction")
-    if not row.strongly_typed:
+    if old:
         found += moved_booleans(model)
     return found
 
@@ -198,7 +205,7 @@ def test_every_family_has_a_dialect_for_every_version(family, exported):
         # Versions that lack the same have the same dialect.
         written = {}
         for row in VERSIONS:
-            key = (row.lacks, row.shape_range, row.scatter_reduction, row.strongly_typed, row.strongly_typed or row.opset)
+            key = (type(row), getattr(row, "lacks", ()), row.scatter_reduction, row.opset)
             written[row] = written.get(key) or written.setdefault(key, dialect(model, row))
         rows = {row.since: refused(written[row], row) for row in VERSIONS}
         assert not any(rows.values()), (path.name, rows)

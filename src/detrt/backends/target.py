@@ -78,19 +78,19 @@ class Target:
 
     def opened_by(self) -> Opener:
         """Its `Opener`; imports the module that has it."""
-        return _named(self.opener)  # type: ignore[no-any-return]
+        return named(self.opener)  # type: ignore[no-any-return]
 
     def built_by(self) -> Builder:
         """Its `Builder`; imports the module that has it."""
-        return _named(self.builder)  # type: ignore[no-any-return]
+        return named(self.builder)  # type: ignore[no-any-return]
 
     def config_class(self) -> type:
         """The class of its configs; imports the module that has it."""
-        return _named(self.config)  # type: ignore[no-any-return]
+        return named(self.config)  # type: ignore[no-any-return]
 
     def tuning_class(self) -> type:
         """The class of its `tuning`; imports the module that has it."""
-        return _named(self.tuned_by)  # type: ignore[no-any-return]
+        return named(self.tuned_by)  # type: ignore[no-any-return]
 
     def takes(self, config: Any) -> bool:
         """Whether an object says what is built for this backend."""
@@ -98,6 +98,7 @@ class Target:
         return any((one.__module__, one.__qualname__) == (module, name) for one in type(config).__mro__)
 
 
-def _named(reference: str) -> Any:
+def named(reference: str) -> Any:
+    """What "module:name" names; imports the module."""
     module, _, name = reference.partition(":")
     return getattr(import_module(module), name)

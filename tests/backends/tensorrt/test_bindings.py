@@ -36,6 +36,12 @@ OWNERS = {
         "native": "ITensor",
     },
     "bindings.py": {"builder": "Builder", "builder_config": "IBuilderConfig"},
+    "dialect.py": {
+        "builder": "Builder",
+        "builder_config": "IBuilderConfig",
+        "engine": "ICudaEngine",
+        "context": "IExecutionContext",
+    },
     "session.py": {
         "runtime": "Runtime",
         "engine": "ICudaEngine",

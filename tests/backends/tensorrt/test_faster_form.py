@@ -12,9 +12,9 @@ onnxruntime = pytest.importorskip("onnxruntime")
 
 from detrt.backends.onnxruntime.session import run_graph
 from detrt.backends.tensorrt import EngineConfig
-from detrt.backends.tensorrt.rewrite import FP32_MARK, rewrite
+from detrt.backends.tensorrt.rewrite import rewrite
+from detrt.backends.tensorrt.v8.rewrite import FP32_MARK
 from detrt.backends.tensorrt.versions import row_of
-from detrt.backends.tensorrt.worker import _notes
 from detrt.graph.clean import with_outputs
 from detrt.graph.msda_plugin import plugin_nodes, runnable
 from detrt.graph.selections import topk_outputs
@@ -80,7 +80,7 @@ def test_each_family_gets_the_form_that_is_fastest(typed, tmp_path, name, versio
     )
     assert not plugin_nodes(kept)
     # What `build` prints.
-    said = _notes(source, own_plugin and version == "8.5.3")
+    said = row_of("tensorrt", version).spoken().notes(source, own_plugin and version == "8.5.3")
     if own_plugin and not nodes and version == "8.5.3":
         assert len(said) == 1 and said[0].startswith("no layer uses detrt's plugin that was given")
         return
@@ -136,7 +136,7 @@ def test_each_family_gets_the_form_that_is_fastest(typed, tmp_path, name, versio
 def test_layer_norm_runs_in_nvidias_plugin_where_it_is_faster(
     typed, tmp_path, monkeypatch, name, precision, version, plugins, gathers, found
 ):
-    monkeypatch.setattr("detrt.graph.dialect._FEWEST_NORMALISED", 8)  # the small model has narrow rows
+    monkeypatch.setattr("detrt.backends.tensorrt.v8.write_out._FEWEST_NORMALISED", 8)  # the small model has narrow rows
     path, spec = typed(name, precision)
     config = EngineConfig(target="tensorrt", batch=(1, 1, 1), height=(96, 96, 96), width=(128, 128, 128), keep_gathers=gathers)
     (tmp_path / "rewritten").mkdir()

@@ -14,10 +14,13 @@ onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
 
 from engine_graphs import EDGE, detector
 
-from detrt.backends.tensorrt import EngineConfig, weak, worker
+from detrt.backends.tensorrt import EngineConfig, worker
 from detrt.backends.tensorrt import diagnose as explain
 from detrt.backends.tensorrt.bindings import Messages
-from detrt.backends.tensorrt.rewrite import FP32_MARK, Rewritten, rewrite
+from detrt.backends.tensorrt.rewrite import Rewritten, rewrite
+from detrt.backends.tensorrt.v8 import weak
+from detrt.backends.tensorrt.v8.dialect import WEAK
+from detrt.backends.tensorrt.v8.rewrite import FP32_MARK
 from detrt.backends.tensorrt.versions import row_of
 from detrt.errors import EngineError, GraphError
 from detrt.graph.clean import set_opset
@@ -143,7 +146,7 @@ def test_without_a_kernel_the_feature_for_symbolic_shapes_is_dropped(tmp_path, e
 HANGS = """
 import sys, time
 from types import SimpleNamespace
-from detrt.backends.tensorrt import weak
+from detrt.backends.tensorrt.v8 import weak
 weak.SILENT_S = 0.5
 trt = SimpleNamespace(heard_s=0.0, timed=False)
 
@@ -180,9 +183,9 @@ def test_a_parser_that_drops_names_is_found_out(tmp_path):
 @pytest.mark.parametrize("choice", [{"optimization_level": 0}, {"hardware_compatibility": "ampere_plus"}])
 def test_what_came_with_8_6_is_refused(choice):
     old = SimpleNamespace(is_rtx=False, row=OLD, version="8.5.3.1")
-    worker._check_config(old, EngineConfig(target="tensorrt"))
+    WEAK.check_config(old, EngineConfig(target="tensorrt"))
     with pytest.raises(EngineError, match=f"has no {next(iter(choice))}.*leave it out"):
-        worker._check_config(old, EngineConfig(target="tensorrt", **choice))
+        WEAK.check_config(old, EngineConfig(target="tensorrt", **choice))
 
 
 def test_types_are_read_from_the_inspector():

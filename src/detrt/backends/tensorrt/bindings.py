@@ -22,7 +22,9 @@ from ...bundle import EngineFacts
 from ...errors import EngineError, MissingPackageError
 from . import kernels
 from .config import RTX_SMS, TARGETS, EngineConfig
-from .versions import OLDEST, Version, row_of, version_tuple
+from .dialect import Dialect
+from .rows import Version
+from .versions import OLDEST, row_of, version_tuple
 
 # target -> (module, extra of detrt)
 _DISTRIBUTIONS = {"tensorrt-rtx": "tensorrt-rtx-cu13-bindings", "tensorrt": "tensorrt"}
@@ -104,6 +106,11 @@ class Trt:
         """What this version reads and computes."""
         return row_of(self.target, self.version)
 
+    @property
+    def dialect(self) -> Dialect:
+        """How it reads graphs, builds engines and makes contexts."""
+        return self.row.spoken()
+
     def _note(self, severity: str, text: str) -> None:
         self.heard_s = time.monotonic()
         if severity == "VERBOSE":
@@ -149,26 +156,9 @@ class Trt:
         )
 
     def create_network(self, builder: Any) -> Any:
-        """A strongly typed network: TensorRT 10 must be asked for it, 11 and RTX know no other kind, 8 has none."""
-        flags = self.module.NetworkDefinitionCreationFlag
-        return builder.create_network(1 << int(flags.STRONGLY_TYPED if self.row.strongly_typed else flags.EXPLICIT_BATCH))
-
-    def create_context(self, engine: Any) -> Any:
-        """An execution context whose scratch memory the caller gives, or None."""
-        if self.row.since < (10,):
-            return engine.create_execution_context_without_device_memory()
-        return engine.create_execution_context(self.module.ExecutionContextAllocationStrategy.USER_MANAGED)
-
-    def scratch_bytes(self, engine: Any) -> int:
-        """Size of the scratch memory that a context needs."""
-        return int(engine.device_memory_size if self.row.since < (10,) else engine.device_memory_size_v2)
-
-    def set_scratch(self, context: Any, address: int, nbytes: int) -> None:
-        """Give a context its scratch memory."""
-        if self.row.since < (10,):
-            context.device_memory = address
-        else:
-            context.set_device_memory(address, nbytes)
+        """A network: TensorRT 10 must be asked for a strongly typed one, 11 and RTX know no other kind."""
+        flag = getattr(self.module.NetworkDefinitionCreationFlag, self.dialect.network_flag)
+        return builder.create_network(1 << int(flag))
 
     def load_plugins(self, paths: Sequence[str | os.PathLike]) -> None:
         """Make TensorRT's own plugins and those of the libraries at `paths` known, each once in a process.
@@ -202,11 +192,6 @@ class Trt:
                     )
                 with self._lock:
                     self._plugins.add(path)
-
-    def has_plugin(self, name: str, namespace: str) -> bool:
-        """Whether a loaded library brings a plugin; before TensorRT 10."""
-        creators = self.module.get_plugin_registry().plugin_creator_list  # `get_plugin_creator` logs an error where there is none
-        return any(creator.name == name and creator.plugin_namespace == namespace for creator in creators)
 
     def _load_library(self, path: str) -> bool:
         """Load one plugin library; before TensorRT 8.6 it registers its creators itself when the system opens it."""

@@ -137,7 +137,7 @@ class TensorRTSession(BaseSession):
         self._last_shapes: Shapes | None = None  # of `run`
         self._runtime_cache: Any = None
         # Before TensorRT 10 a second context of a symbolic engine cannot share the only profile.
-        self._max_shapes = max_shapes if self._trt.row.since >= (10,) or self._trt.is_rtx else 1
+        self._max_shapes = max_shapes if self._trt.dialect.many_contexts else 1
         self._plans: OrderedDict[Hashable, _Plan] = OrderedDict()
         self._shared: _Context | None = None
         self._runtime_configs: list[Any] = []
@@ -235,12 +235,12 @@ class TensorRTSession(BaseSession):
         """TensorRT: a context for each combination of shapes, since a recorded graph belongs to the state of
         its context. They share one scratch memory, as only one runs at a time."""
         trt, engine = self._trt, self._engine
-        context = self._checked_context(trt.create_context(engine))
-        nbytes = trt.scratch_bytes(engine)
+        context = self._checked_context(trt.dialect.create_context(trt, engine))
+        nbytes = trt.dialect.scratch_bytes(engine)
         if not self._scratch:
             self._scratch = self._cuda.alloc(max(1, nbytes))
             self._closing.callback(self._cuda.free, self._scratch)
-        trt.set_scratch(context, self._scratch, nbytes)
+        trt.dialect.set_scratch(context, self._scratch, nbytes)
         if context.active_optimization_profile != 0:
             context.set_optimization_profile_async(0, self._stream)
         return context

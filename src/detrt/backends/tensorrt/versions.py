@@ -7,90 +7,26 @@ docs/reference/tensorrt-versions.md shows it.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from importlib import import_module
 
 from ...errors import EngineError
 from ...models.families import having
 from ...models.families.base import (
     DINOV3,
     INT8_CROSS_ATTENTION,
-    LAYER_NORM_PLUGIN_IS_FASTER,
-    ONE_PHRASE,
-    PLUGIN_IS_FASTER,
     SAMPLING_ENCODER,
-    SIGMOID_IN_FP16,
-    SYMBOLIC_PLUGIN,
 )
+from .rows import Fault, Numbers, Version
 
-# Integers in brackets are sizes of versions: (10, 12) is 10.12 and any build of it.
-Numbers = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """A range of TensorRT versions that read and compute the same.
-
-    Attributes:
-        target: "tensorrt" or "tensorrt-rtx".
-        since: first version of the range; it ends before the next row of the target.
-        opset: newest ONNX opset that the parser reads.
-        lacks: operators that graphs of detrt may hold and the parser does not import.
-        shape_range: whether the parser obeys 'start' and 'end' of Shape.
-        scatter_reduction: whether it takes the attribute 'reduction' of ScatterND, also where that says "none".
-        cumsum: whether CumSum is an operator of its own, and no loop, which a CUDA graph does not record.
-        grid_sample_linear: whether GridSample takes the mode "linear", as opset 20 calls it; else that means the nearest pixel.
-        int64: whether INT64 tensors stay INT64; else they become INT32, inputs and outputs included.
-        types: what layers compute in beside FP32.
-        strongly_typed: whether the types of the graph decide; else flags and constraints of the builder.
-        plugins: interface of plugin layers, "" where there are none.
-        msda_plugin: newest version of NVIDIA's MultiscaleDeformableAttnPlugin_TRT, "" where there is none.
-        plugin_for: which families' graphs get nodes of that plugin in place of gathers, because it was measured to be faster; as
-            `Family.engines` calls them, "" for none.
-        layer_norm_for: which families' FP16 graphs get NVIDIA's LayerNorm plugin where the library has it, as it was measured to be faster.
-        sigmoid_for: in which families' FP16 graphs a Sigmoid that must compute in FP32 is written out. Myelin lowers it with a one in
-            FP16, finds two types in a sum and gives up the FP16 form of the whole node around it.
-        by_level_for: which families' deformable attention gathers level by level, because it was measured to be faster.
-        one_phrase: whether phrases with queries of their own (SAM 3) run one at a time: with several the builder did not end.
-        state: what is known about detrt with it.
-    """
-
-    target: str
-    since: Numbers
-    opset: int
-    types: tuple[str, ...]
-    lacks: frozenset[str] = frozenset()
-    shape_range: bool = True
-    scatter_reduction: bool = True
-    cumsum: bool = True
-    grid_sample_linear: bool = False
-    int64: bool = True
-    strongly_typed: bool = True
-    plugins: str = "IPluginV3"
-    msda_plugin: str = ""
-    plugin_for: str = ""
-    layer_norm_for: str = ""
-    sigmoid_for: str = ""
-    by_level_for: str = ""
-    one_phrase: bool = False
-    state: str = ""
-
+# Folders beside this module with the rows and faults of a generation that needs more than rows.
+GENERATIONS: tuple[str, ...] = (
+    "v8",
+)  # fmt: skip
+_OLDER = [import_module(f".{name}", __package__) for name in GENERATIONS]
 
 _16 = ("fp16", "bf16", "int8", "fp8")
 VERSIONS: tuple[Version, ...] = (
-    Version(
-        "tensorrt", (8, 5), 17, ("fp16",),
-        # The parser has InstanceNormalization, as a plugin that fails in a build without cuDNN ("pluginV2Runner::allocateResources").
-        frozenset(("LayerNormalization", "GroupNormalization", "InstanceNormalization", "Mod", "Mish", "Gelu", "IsInf", "CastLike", "ArgMax of integers")),
-        shape_range=False, scatter_reduction=False, cumsum=False, int64=False, strongly_typed=False, plugins="IPluginV2DynamicExt",
-        msda_plugin="1", plugin_for=PLUGIN_IS_FASTER, layer_norm_for=LAYER_NORM_PLUGIN_IS_FASTER,
-        sigmoid_for=SIGMOID_IN_FP16, one_phrase=True,
-        state="run on H100s and H200s in FP32 and FP16; JetPack 5 has 8.5.2",
-    ),
-    Version(
-        "tensorrt", (8, 6), 17, ("fp16",), frozenset(("Mish", "Gelu", "CastLike")),
-        shape_range=False, scatter_reduction=False, cumsum=False, int64=False, strongly_typed=False, plugins="IPluginV2DynamicExt",
-        msda_plugin="1", state="not tried",
-    ),
+    *(row for older in _OLDER for row in older.VERSIONS),
     Version(
         "tensorrt", (10, 3), 20, _16, scatter_reduction=False, cumsum=False, msda_plugin="1",
         state="not run; NVIDIA calls strong typing complete from 10.12 on; JetPack 6 has 10.3",
@@ -110,51 +46,6 @@ VERSIONS: tuple[Version, ...] = (
 OLDEST: Mapping[str, Numbers] = {
     target: min(v.since for v in VERSIONS if v.target == target) for target in ("tensorrt", "tensorrt-rtx")
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Results that are wrong without an error, or a builder that does not return, in a range of versions.
-
-    Attributes:
-        what: the fault in a few words.
-        since, before: versions that have it; no `before`: none is known without it. target: which library.
-        sms: compute capabilities it was seen on; empty: several, or any.
-        precisions: types of the graph that bring it out; empty: any.
-        layers: kinds of layers, as TensorRT names them, one of which a network must hold.
-        families: which families have it, as `Family.engines` calls them; "": any with such layers.
-        batch: whether it needs more than one image a run.
-        action: "avoided" by how detrt writes graphs, "warn", or "refuse".
-        instead: what to do.
-        source: where it is documented.
-    """
-
-    what: str
-    since: Numbers
-    before: Numbers | None
-    action: str
-    instead: str
-    source: str
-    target: str = "tensorrt"
-    sms: tuple[int, ...] = ()
-    precisions: tuple[str, ...] = ()
-    layers: tuple[str, ...] = ()
-    families: str = ""
-    batch: bool = False
-
-    def hits(
-        self, version: Numbers, sm: int, precisions: Collection[str], layers: Collection[str], family: str, largest_batch: int
-    ) -> bool:
-        """Whether an engine may have this fault."""
-        return (
-            self.since <= version[: len(self.since)]
-            and (self.before is None or version[: len(self.before)] < self.before)
-            and (not self.sms or sm in self.sms)
-            and (not self.precisions or bool(set(self.precisions) & set(precisions)))
-            and (not self.layers or bool(set(self.layers) & set(layers)))
-            and (not self.families or family in having(self.families))
-            and (not self.batch or largest_batch > 1)
-        )
 
 
 FAULTS: tuple[Fault, ...] = (
@@ -211,26 +102,7 @@ FAULTS: tuple[Fault, ...] = (
         "INT8 cross-attention of RT-DETR (AP 19.4 instead of 47.7)", (10, 0), None, "warn", "`keep_fp32=decoder`",
         "jacksonsc007/RTDETR_TensorRT_Deployment", precisions=("int8",), families=INT8_CROSS_ATTENTION,
     ),
-    Fault(
-        "engines of symbolic shapes are wrong at other sizes or prompt lengths than the usual one", (8, 5), (8, 6), "avoided",
-        "the preview feature FASTER_DYNAMIC_SHAPES_0805", "docs/results/tensorrt.md#symbolic-shapes",
-    ),
-    Fault(
-        "NVIDIA's plugin for deformable attention runs in FP16 although its layers are constrained to FP32", (8, 5), (8, 6), "avoided",
-        "an output type of FP32 without a constraint of precision", "docs/results/tensorrt.md#nvidias-plugin-in-fp16", precisions=("fp16",), layers=("PLUGIN_V2",),
-    ),
-    Fault(
-        "a MatMul that is constrained to FP32 because it overflows FP16 is stored in FP16", (8, 5), (8, 6), "avoided",
-        "the scale of attention moved in front of its product, which fits then", "docs/results/tensorrt.md#an-fp32-product-in-fp16", precisions=("fp16",),
-    ),
-    Fault(
-        "Deformable DETR of symbolic size with a plugin loses a fifth of its detections", (8, 5), (8, 6), "avoided",
-        "gathers, which such graphs keep", "docs/results/tensorrt.md#symbolic-shapes", families=SYMBOLIC_PLUGIN, layers=("PLUGIN_V2",),
-    ),
-    Fault(
-        "the builder does not end within 20 minutes for several phrases, or for prompts of several lengths", (8, 5), (8, 6), "avoided",
-        "one phrase a run, padded as published; add `batch=1`, the only batch size that was compared", "docs/results/tensorrt.md#sam-3", families=ONE_PHRASE,
-    ),
+    *(fault for older in _OLDER for fault in older.FAULTS),
 )  # fmt: skip
 
 
@@ -305,14 +177,6 @@ def _range(since: Numbers, before: Numbers | None) -> str:
     return f"{first} and newer" if before is None else f"{first} up to, not with, {'.'.join(map(str, before))}"
 
 
-def _plugin_words(row: Version) -> str:
-    if not row.msda_plugin:
-        return "none"
-    used = f", used for {', '.join(having(row.plugin_for))}" if row.plugin_for else ""
-    norm = f"; LayerNorm, used in FP16 for {', '.join(having(row.layer_norm_for))}" if row.layer_norm_for else ""
-    return f"MSDA version {row.msda_plugin}{used}{norm}"
-
-
 def tables() -> str:
     """Both tables in Markdown, as docs/reference/tensorrt-versions.md has them."""
     lines = [
@@ -320,29 +184,16 @@ def tables() -> str:
         "| --- | --- | ---: | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in VERSIONS:
-        written = sorted(row.lacks)
-        if not row.shape_range:
-            written.append("'start' and 'end' of Shape")
-        if not row.scatter_reduction:
-            written.append("'reduction' of ScatterND")
-        if not row.cumsum:
-            written.append("CumSum of floats" if row.strongly_typed else "CumSum of floats, of known length")
-        if row.strongly_typed and not row.grid_sample_linear:
-            written.append("'linear' of GridSample")
-        if not row.strongly_typed:
-            written.append("the scale of an FP32 MatMul of an FP16 graph, before it")
-        if row.sigmoid_for:
-            written.append(f"FP32 Sigmoid in FP16 graphs of {', '.join(having(row.sigmoid_for))}")
         cells = (
             row.target,
             ".".join(map(str, row.since)),
             str(row.opset),
             ", ".join(row.types),
-            "strongly" if row.strongly_typed else "weakly",
-            ", ".join(written) or "-",
-            "yes" if row.int64 else "as INT32",
+            row.typed,
+            ", ".join(row.written_out()) or "-",
+            row.integers,
             row.plugins or "none",
-            _plugin_words(row),
+            row.plugin_words(),
             row.state,
         )
         lines.append(f"| {' | '.join(cells)} |")

@@ -16,18 +16,16 @@ from typing import Any
 
 from ... import files
 from ...errors import DetrtError, EngineError
-from ...graph.dialect import LAYER_NORM
-from ...graph.lower_msda import DOMAIN, OP_TYPE
-from ...graph.operators import named_in
+from ...graph.lower_msda import OP_TYPE
 from ...spec import PIXEL_VALUES, ModelSpec, Precision
 from ...system import Progress, peak_memory_mib
 from ..child_process import answer_parent
 from . import diagnose as explain
-from . import kernels, weak
+from . import kernels
 from .bindings import NUMPY_DTYPES, TF32_OVERRIDE, Messages, Trt, build_environment, load_trt
 from .config import RTX_SMS, EngineConfig
 from .profile import NetworkTensor, Profile, plan_profile
-from .rewrite import RAISED, SELECTIONS_RETURNED, Rewritten, rewrite
+from .rewrite import SELECTIONS_RETURNED, Rewritten, rewrite
 from .versions import check_faults, faults_of
 
 # Scratch memory of one context beyond which smaller GPUs cannot open the engine.
@@ -60,20 +58,20 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     os.environ.pop(TF32_OVERRIDE, None)
     os.environ.update(environment)
     trt = load_trt(config.target)
-    row = trt.row
-    _check_config(trt, config)
+    dialect = trt.dialect
+    dialect.check_config(trt, config)
     sms = _sms(trt, config)
     trt.load_plugins(config.plugins)
     # In the folder of this process, which its parent removes however it ends.
     with tempfile.TemporaryDirectory(prefix="dialect-", dir=Path.cwd()) as folder, trt.capture() as messages:
-        plugins = _plugins(trt, config)
-        source = rewrite(onnx, row, config, spec, Path(folder), plugins)
+        plugins = dialect.plugins(trt, config)
+        source = rewrite(onnx, trt.row, config, spec, Path(folder), plugins)
         builder = trt.create_builder()
         network = trt.create_network(builder)
         _parse(trt, network, source.path, messages)
         inputs, outputs = _tensors(network)
         detects = any(tensor.name == PIXEL_VALUES for tensor in inputs)
-        notes = _notes(source, OP_TYPE in plugins and detects)
+        notes = dialect.notes(source, OP_TYPE in plugins and detects)
         if config.return_selections and detects and not source.changes.get(SELECTIONS_RETURNED):
             notes.append("`return_selections` has no effect: the model selects no queries by their scores")
         profile = plan_profile(inputs, config, spec)
@@ -87,34 +85,26 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
             )
         builder_config = _builder_config(trt, builder, config, profile, sms)
         symbolic = any(shapes["min"] != shapes["max"] for shapes in profile.values())
-        if not row.strongly_typed:
-            weak.configure(trt, builder_config, network, source, symbolic)
-        if row.since >= (10,) or trt.is_rtx:
-            builder_config.progress_monitor = trt.make_progress_monitor(
-                lambda fraction, phase: progress(0.05 + 0.95 * fraction, phase)
-            )
+        dialect.configure(
+            trt,
+            builder_config,
+            network,
+            source,
+            config,
+            symbolic=symbolic,
+            report=lambda fraction, phase: progress(0.05 + 0.95 * fraction, phase),
+        )
         progress(0.05, "building")
         _refuse_logged_errors(trt, messages)
         cache_note = _load_timing_cache(trt, builder_config, config)
-        if row.strongly_typed:
-            host_memory = builder.build_serialized_network(network, builder_config)
-        else:
-            host_memory, more = weak.serialize(trt, builder, network, builder_config, messages, symbolic=symbolic)
-            warnings += more
+        host_memory, more = dialect.serialize(trt, builder, network, builder_config, messages, symbolic=symbolic)
+        warnings += more
         if host_memory is None:
             raise EngineError(explain.build_failure(onnx.name, messages.errors, trt.version))
         _save_timing_cache(builder_config, config)
         size = int(host_memory.nbytes)
         Path(request["engine"]).write_bytes(memoryview(host_memory))
-        if not row.strongly_typed:
-            inspected = weak.inspect(trt, Path(request["engine"]).read_bytes())
-            layer_types = weak.count_types(inspected)
-            if wrong := weak.plugins_in_fp16(inspected):
-                raise EngineError(
-                    f"TensorRT {trt.version} runs the plugin of '{wrong[0]}' in FP16 though it was told FP32, which moves the samples of "
-                    "deformable attention; build with `keep_gathers`, or give detrt's plugin with `plugins`. A graph that was exported with "
-                    "`msda=nvidia-plugin` must be exported with `msda=gather` for that"
-                )
+        layer_types = dialect.layer_types(trt, Path(request["engine"]), layer_types)
     warnings += explain.alike_once([text for text in messages.warnings if "Int64 binding" not in text])
     activation_bytes = explain.activation_bytes(messages.of("INFO"))
     if activation_bytes > LARGE_ACTIVATION:
@@ -146,38 +136,6 @@ def precision_of(layer_types: dict[str, int]) -> str:
     return "+".join(sorted(counts, key=lambda name: -counts[name])) or "none"
 
 
-def _plugins(trt: Trt, config: EngineConfig) -> frozenset[str]:
-    """Operators of plugins that a graph may be given: detrt's only where its library was named."""
-    if trt.row.strongly_typed:
-        return frozenset()
-    namespaces = {LAYER_NORM: "", **({OP_TYPE: DOMAIN} if config.plugins else {})}
-    return frozenset(name for name, namespace in namespaces.items() if trt.has_plugin(name, namespace))
-
-
-def _notes(source: Rewritten, own_plugin: bool = False) -> list[str]:
-    """How the graph was changed in a way that a user may want to know of.
-
-    own_plugin: whether detrt's plugin was given for a detector; a text encoder has no use for it.
-    """
-    reasons = {
-        "plugin": "detrt's plugin, whose library was given",
-        "nvidia-plugin": "NVIDIA's plugin, which is faster here than gathers",
-    }
-    counts = {how: source.changes.get(RAISED[how], 0) for how in reasons}
-    notes = [f"{count} deformable attentions run in {reasons[how]}" for how, count in counts.items() if count]
-    if source.plugin_is_faster:
-        notes.append(
-            "deformable attention of the encoder runs as gathers; detrt's plugin is faster there: give it with `plugins` "
-            "(docs/guide/plugin.md)"
-        )
-    if own_plugin and not named_in(source.path, (OP_TYPE,)):
-        notes.append(
-            "no layer uses detrt's plugin that was given: by itself it takes the place of gathers in encoders of one image size only, where "
-            "it is faster; export with `msda=plugin` to use it everywhere"
-        )
-    return notes
-
-
 def _allowed(source: Rewritten) -> str:
     """Types that the builder may choose, where the inspector names none: an engine of symbolic shapes of TensorRT 8.5."""
     return "fp16+fp32" if source.low else "fp32"
@@ -189,7 +147,7 @@ def _parse(trt: Trt, network: Any, onnx: Path, messages: Messages) -> None:
     if parsed and network.num_outputs > 0:
         return
     faults = []
-    named = trt.row.since >= (10,) or trt.is_rtx
+    named = trt.dialect.names_nodes
     for index in range(parser.num_errors):
         parser_error = parser.get_error(index)
         faults.append(
@@ -237,8 +195,6 @@ def _builder_config(trt: Trt, builder: Any, config: EngineConfig, profile: Profi
         builder_config.profiling_verbosity = module.ProfilingVerbosity.DETAILED  # for `kernels`
     elif config.hardware_compatibility != "none":
         trt.set_hardware_compatibility(builder_config, config.hardware_compatibility)
-    if trt.row.since >= (8, 6) or trt.is_rtx:
-        builder_config.builder_optimization_level = config.optimization_level
     if config.workspace_mib is not None:
         builder_config.set_memory_pool_limit(module.MemoryPoolType.WORKSPACE, config.workspace_mib << 20)
     # TF32 is on by default in both libraries, and orthogonal to strong typing.
@@ -249,15 +205,6 @@ def _builder_config(trt: Trt, builder: Any, config: EngineConfig, profile: Profi
     if config.version_compatible:
         builder_config.set_flag(module.BuilderFlag.VERSION_COMPATIBLE)
     return builder_config
-
-
-def _check_config(trt: Trt, config: EngineConfig) -> None:
-    """Raises EngineError for a choice that this version does not have."""
-    if trt.is_rtx or trt.row.since >= (8, 6):
-        return
-    for name, usual in (("version_compatible", False), ("hardware_compatibility", "none"), ("optimization_level", 3)):
-        if getattr(config, name) != usual:
-            raise EngineError(f"TensorRT {trt.version} has no {name}, which came with 8.6; leave it out, or use a newer TensorRT")
 
 
 def _known_faults(

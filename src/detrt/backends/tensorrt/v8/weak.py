@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from ...errors import EngineError
-from .bindings import Messages, Trt
-from .diagnose import HUNG_EXIT_CODE, NO_KERNEL
-from .rewrite import FP32_MARK, Rewritten
+from ....errors import EngineError
+from ..bindings import Messages, Trt
+from ..diagnose import HUNG_EXIT_CODE, NO_KERNEL
+from ..rewrite import Rewritten
+from .rewrite import FP32_MARK
 
 # Layers that take no precision: they hold weights or shapes, are parts of a loop, or move values, which keep the type of the
 # layer before. TensorRT 8.5 finds "no supported formats" for constraints on those.
