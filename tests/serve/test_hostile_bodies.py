@@ -186,6 +186,34 @@ def test_a_reader_that_hangs_is_ended_at_the_deadline(tmp_path):
         assert httpx.post(server.address + V1, content=IMAGE).status_code == 200
 
 
+def test_a_body_that_ends_two_readers_is_refused_and_logged(monkeypatch, caplog):
+    """Each is killed as soon as it has the body, as Linux does where memory runs out."""
+
+    class Dying(LoopWorker):
+        def send(self, message):
+            super().send(message)
+            if isinstance(message, reader.ReadDetect):
+                self.kill()
+
+    monkeypatch.setattr(reader, "LoopWorker", Dying)
+    large = json.dumps({"images": [in_base64(bytes(100_000))]}).encode()
+
+    async def run() -> Refused:
+        every = reader.Readers(ServeConfig(models=(ServedModel("m", "m"),), timeout_s=60))
+        try:
+            with pytest.raises(Refused) as refused:
+                await every.read(reader.ReadDetect(JSON, (), Bulk(large), 4))
+            while caplog.text.count("exit code -9") < 2:
+                await asyncio.sleep(0.05)
+            return refused.value
+        finally:
+            await every.close()
+
+    refusal = asyncio.run(asyncio.wait_for(run(), 60))
+    assert (refusal.status, refusal.code) == (503, "reader_died") and "while they read this body" in str(refusal)
+    assert caplog.text.count("is gone (exit code -9) while it read a body") == 2
+
+
 def test_readers_that_are_stuck_while_they_start_are_given_up(monkeypatch):
     """Two are stopped before they can read, and killed after a limit, which is short here; the body is refused, and read when it comes again."""
     made: list[LoopWorker] = []
@@ -208,7 +236,8 @@ def test_readers_that_are_stuck_while_they_start_are_given_up(monkeypatch):
         try:
             with pytest.raises(Refused) as refused:
                 await every.read(reader.ReadDetect(JSON, (), Bulk(large), 4))
-            assert refused.value.status == 503
+            assert (refused.value.status, refused.value.code) == (503, "no_reader")
+            assert "2 ended before they could" in str(refused.value)
             return len((await every.read(reader.ReadDetect(JSON, (), Bulk(large), 4))).images)
         finally:
             await every.close()

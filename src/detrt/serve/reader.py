@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import sys
 from collections.abc import Coroutine, Sequence
@@ -24,6 +25,8 @@ from .kserve import InferRequest, parse_infer
 from .messages import Alive
 from .process import LoopWorker, be_first_victim
 from .request import DetectRequest, read_detect
+
+log = logging.getLogger("detrt.serve")
 
 # Bytes that the front process parses by itself, in a few milliseconds whatever they are. A reader costs a millisecond.
 SMALL = 64 * 1024
@@ -147,9 +150,11 @@ class Readers:
         await asyncio.gather(*(reader.disconnect() for reader in self._all))
 
     async def _in_process(self, asked: Reading[Read]) -> Read:
+        begun = 0  # how many of the processes read it when they ended
         for _ in range(MAX_DEATHS):
             if (reader := await self._free()) is None:
                 continue
+            begun += 1
             future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             self._waiting[reader] = future
             try:
@@ -168,7 +173,12 @@ class Readers:
                     raise found
                 result: Read = found
                 return result
-        raise Refused(503, "worker_died", "two processes ended while they read this body; check it, and the log", retry_after=1)
+        if begun == MAX_DEATHS:
+            raise Refused(
+                503, "reader_died", f"{begun} processes ended while they read this body; check it, and the log", retry_after=1
+            )
+        text = f"of {MAX_DEATHS} processes that were to read this body {MAX_DEATHS - begun} ended before they could; see the log, and try again"
+        raise Refused(503, "no_reader", text, retry_after=1)
 
     async def _free(self) -> LoopWorker | None:
         """A process that can read, however long it takes to start; None: one ended before it could. Raises Refused: none can be started."""
@@ -207,6 +217,7 @@ class Readers:
             future.set_result(message)
 
     def _on_exit(self, reader: LoopWorker) -> None:
+        doing = "started" if reader in self._starting else "read a body" if reader in self._waiting else "waited"
         self._on_message(reader, None)
         self._all.discard(reader)
         if reader in self._starting:
@@ -214,7 +225,14 @@ class Readers:
             self._idle.put_nowait(None)
         else:  # now, and not with the next body
             self._spawn(self.start())
-        self._spawn(asyncio.to_thread(reader.stop))
+        self._spawn(self._bury(reader, doing))
+
+    async def _bury(self, reader: LoopWorker, doing: str) -> None:
+        """Wait for the end of a process whose socket is closed, and say what it did."""
+        code = await asyncio.to_thread(reader.exit_code)
+        await asyncio.to_thread(reader.stop)
+        # One that was killed at a deadline, or with its client, has nothing to read any more.
+        log.warning("a process for the bodies of requests is gone (exit code %s) while it %s", code, doing)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(work)

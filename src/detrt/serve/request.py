@@ -482,7 +482,7 @@ _REFUSALS = {
     415: "A form of body that the server does not read.",
     429: "Too many requests wait; Retry-After says how many seconds to wait.",
     500: "The model failed.",
-    503: "The server is starting or stopping, or the workers that ran this request ended.",
+    503: "The server is starting or stopping, or the processes that read or ran this request ended.",
     504: "The longest time for a request has passed.",
 }
 
