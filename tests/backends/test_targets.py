@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from branches import branches, constants, strings
 from onnx_models import make_model, make_spec
 
 from detrt.backends import targets
@@ -207,34 +208,6 @@ def test_rows_import_nothing_that_runs_them():
     assert done.stdout.strip() == "[]"
 
 
-def named(path: Path, names: set[str]) -> list[str]:
-    """Where a file asks for one of the names: in comparisons and `in`, as a key of a dictionary, in `match`, as a constant or enum member."""
-    found = []
-
-    def texts(node: ast.AST) -> set[str]:
-        held = {child.value for child in ast.walk(node) if isinstance(child, ast.Constant) and isinstance(child.value, str)}
-        return held | {one.attr.lower() for one in ast.walk(node) if isinstance(one, ast.Attribute) and one.attr.isupper()}
-
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        asked = []
-        if isinstance(node, ast.Compare):
-            asked = [node.left, *node.comparators]
-        elif isinstance(node, ast.Dict):
-            asked = [key for key in node.keys if key is not None]
-        elif isinstance(node, ast.Subscript):
-            asked = [node.slice]
-        elif isinstance(node, ast.match_case):
-            asked = [node.pattern]
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("of_kind", "get"):
-            asked = list(node.args)
-        elif isinstance(node, ast.Assign) and isinstance(node.value, (ast.Constant, ast.Tuple)):
-            asked = [node.value]  # a constant counts as what it holds
-        found += [
-            f"{path.name}:{node.lineno if hasattr(node, 'lineno') else 0}: {text}" for one in asked for text in texts(one) & names
-        ]
-    return found
-
-
 FOLDERS = {target.opener.split(".")[2] for target in (*targets.TARGETS, targets.CHECKPOINT)}  # each names itself
 # Not names of backends: packages and their versions, and what no text is.
 OTHER_NAMES = {"system.py", "errors.py", "files.py", "models/source.py", "evaluation/html.py", "cli/show.py"}
@@ -247,14 +220,28 @@ def modules():
             yield path
 
 
+ROWS = [(row.names, (row.kind, *row.suffixes), [build.name for build in row.builds]) for row in targets.TARGETS]
+# "onnx" is the graph, which every bundle has, and "engine" also what any backend built.
+NAMES = {name for row in ROWS for part in row for name in part} - {"onnx", ".onnx", "engine"}
+
+
+def asked(tree: ast.Module, held: dict[str, set[str]], names: set[str]) -> list[tuple[int, str]]:
+    """Branches on a name, and constants that hold one, which say that it is known."""
+    found = branches(tree, names, held)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            parts = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+            if all(isinstance(part, ast.Constant) for part in parts):
+                found += [(node.lineno, text) for text in strings(node.value, names)]
+    return found
+
+
 def test_no_list_of_cases():
-    """A backend is named in its folder alone. "onnx" is the graph, which every bundle has, and "engine" also what any backend built."""
-    rows = [
-        (target.names, (target.kind, *target.suffixes), [build.name for build in target.builds]) for target in targets.TARGETS
-    ]
-    names = {name for row in rows for part in row for name in part} - {"onnx", ".onnx", "engine"}
-    assert [text for path in modules() for text in named(path, names)] == []
-    assert len(list(modules())) > 150
+    """A backend is named in its folder alone."""
+    trees = {path: ast.parse(path.read_text("utf-8")) for path in modules()}
+    held = constants(trees.values(), NAMES)
+    assert [f"{path.name}:{line}: {text}" for path, tree in trees.items() for line, text in asked(tree, held, NAMES)] == []
+    assert len(trees) > 150
 
 
 def test_opening_and_building_import_no_backend():
@@ -273,9 +260,25 @@ def test_opening_and_building_import_no_backend():
                 assert not parts & FOLDERS, f"{name}:{node.lineno}"
 
 
-def test_a_planted_case_is_found(tmp_path):
-    lines = ['x == "toy"', 'x in ("a", "toy")', '{"toy": 1}', "x is Backend.TOY", 'd["toy"]', 'b.of_kind("toy")', 'TOY = "toy"']
-    lines += ['match x:\n    case "toy":\n        pass']
-    for text in lines:
-        (tmp_path / "planted.py").write_text(text)
-        assert named(tmp_path / "planted.py", {"toy"}), text
+@pytest.mark.parametrize(
+    "line",
+    [
+        'x == "toys"',
+        'x in ("a", "toys")',
+        '{"toys": 1}',
+        "dict(toys=1)[x]",
+        'd["toys"]',
+        'd.get("toys")',
+        'b.of_kind("toys")',
+        'x.startswith("toys")',
+        'TOY = "toys"',
+        'TOY: str = "toys"',
+        'class Backend(Enum):\n    TOY = "toys"\nx is Backend.TOY',
+        'OWN = frozenset(("toys", "lego"))\nif x in OWN: pass',
+        'match x:\n    case "toys" | "a": pass',
+        'match x:\n    case {"toys": y}: pass',
+    ],
+)
+def test_a_planted_case_is_found(line):
+    tree = ast.parse(line)
+    assert asked(tree, constants([tree], {"toys"}), {"toys"})
