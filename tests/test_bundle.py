@@ -51,12 +51,13 @@ def bundle(tmp_path):
     return made
 
 
-def test_bundles_from_before_the_renaming_open(bundle):
+def test_engines_of_before_the_first_release_are_refused(bundle):
     path = bundle.folder / MANIFEST
     text = path.read_text(encoding="utf-8")
     assert text.count('"runtime_version"') == 1
     path.write_text(text.replace('"runtime_version"', '"tensorrt_version"'), encoding="utf-8")
-    assert Bundle.open(bundle.folder).files == bundle.files
+    with pytest.raises(SpecError, match=r"tensorrt_version.*'detrt build'.*`targets=tensorrt-rtx`"):
+        Bundle.open(bundle.folder)
 
 
 def test_round_trip(bundle):

@@ -55,8 +55,7 @@ EngineFacts engine_of(const Json& json) {
   const Fields fields(json, "engine facts:");
   EngineFacts facts;
   facts.target = fields.text("target");
-  // Older bundles call it "tensorrt_version".
-  facts.runtime_version = fields.text(fields.has("tensorrt_version") ? "tensorrt_version" : "runtime_version");
+  facts.runtime_version = fields.text("runtime_version");
   facts.precision = fields.text("precision");
   if (fields.has("environment") && fields.at("environment").is_object())
     for (const auto& [name, value] : fields.at("environment").items())

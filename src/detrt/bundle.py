@@ -25,7 +25,6 @@ from .graph.external import data_locations
 from .spec import SCHEMA, ModelSpec, Precision
 
 MANIFEST = files.MANIFEST
-_OLD_VERSION = "tensorrt_version"  # what `EngineFacts.runtime_version` was called in bundles before its name told the truth
 PROVENANCE_KEY = "detrt.provenance"  # of the metadata of an ONNX file
 
 
@@ -129,12 +128,13 @@ class EngineFacts:
     def from_dict(cls, data: Mapping[str, Any]) -> EngineFacts:
         if not isinstance(data, Mapping):
             raise SpecError(f"engine facts must be a JSON object; got {data!r}")
-        if _OLD_VERSION in data and "runtime_version" not in data:
-            data = {"runtime_version" if name == _OLD_VERSION else name: value for name, value in data.items()}
         known = {f.name for f in fields(cls)}
         unknown = set(data) - known
         if unknown:
-            raise SpecError(f"engine facts have unknown fields {sorted(unknown)}; allowed: {sorted(known)}")
+            raise SpecError(
+                f"engine facts have unknown fields {sorted(unknown)}; allowed: {sorted(known)}. Another version of detrt wrote them: build "
+                f"the bundle again with 'detrt build', from its checkpoint or its ONNX file, with `targets={data.get('target', 'NAME')}`"
+            )
         try:
             facts = cls(**data)
         except TypeError as error:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 MAX_DECODERS, MAX_READERS = 8, 4  # threads that decode files for a GPU, and that read what a GPU decodes
 COLORS = ("rgb", "bgr")
-AHEAD = 2  # batches that wait on a GPU while the results of one are read; the runner has memory for one more
+BATCHES_ON_GPU = 2  # batches that wait on a GPU while the results of one are read; the runner has memory for one more
 
 
 class CallOptions(TypedDict, total=False):
@@ -575,7 +575,7 @@ class Detector:
     def ahead(self) -> int:
         """How many batches to `submit` before the result of the first is read."""
         if self._runner is not None:
-            return AHEAD
+            return BATCHES_ON_GPU
         return self.session.info.parallel if self.session.info.parallel > 1 else 0
 
     @property

@@ -171,23 +171,6 @@ def test_python_refuses_the_same():
         PrecisionConfig("fp16", low="int8")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "names", "advice"),
-    [
-        (["detect", "bundle", "in", "--devices", "0,1"], "--devices", "is now --device, .*--device 0,1"),
-        (["serve", "bundle", "--devices=cpu"], "--devices", "is now --device"),
-        (["triton-repo", "bundle", "-o", "r", "--devices", "0"], "--devices", "is now --device"),
-        (["detect", "bundle", "in", "--provider", "cuda"], "--provider", "is now --device, e.g. --device cuda:0"),
-        (["build", "model.onnx", "-o", "out", "--provider", "cuda"], "--provider", "is now --device"),
-        (["eval", "bundle", "--decode", "gpu"], "--decode", "is now --image-decoder"),
-        (["verify", "bundle", "--images", "in", "--pictures", "3"], "--pictures", "is now --report-images"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_old_spellings_name_the_new_one(cli, place, arguments, names, advice):
-    cli.refused(*arguments, names=names, advice=advice)
-
-
 LINES_OF_ULTRALYTICS = {
     "predict model=best.pt source=a.jpg conf=0.3 imgsz=640 save=True": "detrt detect best.pt a.jpg --threshold 0.3 --size 640 --save-dir runs",
     "predict model=m source=a.jpg save_txt=True save_crop=True": "detrt detect m a.jpg --save-txt labels --save-crops crops",

@@ -14,7 +14,7 @@ from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.open import open_session
 from detrt.data.preprocess import preprocess
 from detrt.data.scenes.scene import draw_scene
-from detrt.detector import AHEAD, Detector
+from detrt.detector import BATCHES_ON_GPU, Detector
 from detrt.spec import PIXEL_MASK, PIXEL_VALUES, InputSpec
 
 torch = pytest.importorskip("torch")
@@ -62,7 +62,7 @@ def test_pixels_equal_pillows(given: InputSpec) -> None:
 def same(session: Any, reference: Any, box_px: float, score: float) -> None:
     images = [draw_scene(seed).image for seed in range(900_000_100, 900_000_112)]
     there, here = Detector(session, threshold=0.3), Detector(session, threshold=0.3, on_device=False)
-    assert there.ahead == AHEAD and here.ahead == 0
+    assert there.ahead == BATCHES_ON_GPU and here.ahead == 0
     exact = Detector(reference, threshold=0.3)
     for got, want, cpu in zip(there(images), here(images), exact(images), strict=True):
         assert got.labels == want.labels == cpu.labels

@@ -19,7 +19,7 @@ from detrt.bench.stages import stage_times
 from detrt.data.preprocess import preprocess
 from detrt.data.scenes.scene import draw_scene
 from detrt.detections import Detections, mask_iou
-from detrt.detector import AHEAD, Detector
+from detrt.detector import BATCHES_ON_GPU, Detector
 from detrt.spec import INSTANCE_SEGMENTATION
 
 torch = pytest.importorskip("torch")
@@ -68,7 +68,7 @@ def same(want: Detections, got: Detections) -> bool:
 def test_detections_are_those_of_images_resized_on_the_cpu(session: TensorRTSession) -> None:
     given = images()
     plain, there = Detector(session, threshold=0.05, on_device=False), Detector(session, threshold=0.05)
-    assert plain.ahead == 0 and there.ahead == AHEAD, session.info.note
+    assert plain.ahead == 0 and there.ahead == BATCHES_ON_GPU, session.info.note
     want = plain(given)
     assert sum(map(len, want)) > 0
     for _ in range(6):  # plain runs, the capture of CUDA graphs, their replays

@@ -45,7 +45,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "src/detrt/backends/tensorrt/config.py": (r"\bmatrix products?\b|\bproducts and convolutions\b",),
     "src/detrt/backends/tensorrt/profile.py": (r"\bpictures?\b",),
     "src/detrt/backends/tensorrt/worker.py": (r"whole[ -]numbers?\b", r"\banew\b"),
-    "src/detrt/cli/spellings.py": (r"\bpictures?\b",),
 }
 SUFFIXES = (".py", ".md", ".cpp", ".hpp", ".h", ".cu", ".html", ".js")
 ITSELF = ("docs/reference/glossary.md", "tests/meta/test_words.py")

@@ -16,16 +16,6 @@ from typing import Any
 COMMAND = ContextVar("COMMAND", default="")  # that runs: its own options come first
 _MARK = re.compile(r"`([a-z]\w*)(?:\(([^`]*)\)|=([^`]*))?`")
 
-# Options of earlier versions -> what to write now.
-RENAMED = {
-    "--decode": "--image-decoder cpu or --image-decoder gpu",
-    "--devices": "--device, which takes several: --device 0,1",
-    "--min-share": "--min-fraction",
-    "--pictures": "--report-images",
-    "--provider": "--device, e.g. --device cuda:0, with --backend onnxruntime where a bundle has an engine or package as well",
-    "--quantize-share": "--quantize-fraction",
-}
-
 # What detrt calls it -> the spellings of ultralytics, trtexec, optimum and mmdeploy, without case. The first word is the option.
 _ELSEWHERE: dict[str, tuple[str, ...]] = {
     "--size": (
@@ -71,7 +61,7 @@ _ELSEWHERE: dict[str, tuple[str, ...]] = {
     "--classes": ("--class", "--filter-classes"),
     "--tensor": ("--atol", "--rtol"),
     "--trust-remote-code": ("--trust",),
-    "--device": ("--gpu", "--gpus", "--cuda"),
+    "--device": ("--gpu", "--gpus", "--cuda", "--devices", "--provider"),
 }
 # What detrt has no option for -> why, or where it goes.
 _NO_OPTION: dict[str, tuple[str, ...]] = {
@@ -265,8 +255,6 @@ def hint(option: str, command: str, options_of: Callable[[str], Iterable[str]], 
         commands: all commands.
     """
     name = option.lower().replace("_", "-")
-    if option in RENAMED:
-        return f"{option} is now {RENAMED[option]}"
     if name in ("-o", "--output") and command in _OUTPUT:
         return f"unknown option {option}; for detrt {command} it is {_OUTPUT[command]}"
     for why, names in _NO_OPTION.items():

@@ -25,7 +25,7 @@ from .run import ImageFailure, ImageResult
 from .worker import Answer, Opening
 
 _TASK_IMAGES = 8  # smallest task: with fewer images, messages cost more than detection
-_AHEAD = 2  # tasks per worker: one that runs, one whose images are being decoded
+_TASKS_PER_WORKER = 2  # tasks per worker: one that runs, one whose images are being decoded
 _CLOSE_SECONDS = 10.0
 
 
@@ -144,7 +144,7 @@ class DevicePool:
         window = 8 * len(self._workers)  # tasks in flight, including finished ones that wait for an earlier one
         while True:
             for worker in self._workers:
-                while len(worker.tasks) < _AHEAD:
+                while len(worker.tasks) < _TASKS_PER_WORKER:
                     if retries:
                         task = retries.popleft()
                     elif len(started) < window and (fresh := next(source, None)) is not None:

@@ -27,7 +27,7 @@ from .messages import Alive, Answer, Batch, Done, ImageTask, Left, ModelFacts, R
 from .metrics import Metrics
 
 log = logging.getLogger("detrt.serve")
-AHEAD = 2  # batches per worker: one runs, the images of the next are decoded
+BATCHES_PER_WORKER = 2  # batches per worker: one runs, the images of the next are decoded
 _EARLY_ENDS = 3
 # A worker that does nothing but what nobody waits for is killed after so many seconds, or after twice the time of a full batch.
 _GRACE_S = 3.0
@@ -374,7 +374,7 @@ class Pool:
         loop = asyncio.get_running_loop()
         now = loop.time()
         idle = set[int]()  # groups with an idle worker whose next batch is not due yet
-        for held in range(AHEAD):
+        for held in range(BATCHES_PER_WORKER):
             for worker in self.workers:
                 if worker.state != "ready" or len(worker.running) != held or (held and worker.retrying):
                     continue

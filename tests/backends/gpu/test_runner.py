@@ -26,7 +26,7 @@ from detrt.data.postprocess import decode
 from detrt.data.preprocess import plan_batch, preprocess, resize
 from detrt.data.resample import resized
 from detrt.detections import mask_iou
-from detrt.detector import AHEAD, Detector
+from detrt.detector import BATCHES_ON_GPU, Detector
 from detrt.errors import ImageError, SessionError
 from detrt.jobs.run import detect_inputs
 from detrt.spec import LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, RESAMPLES, InputSpec, ModelSpec
@@ -120,7 +120,7 @@ def test_detections_are_those_of_the_cpu(name, choices, exported):
     images = [source(50, 70), source(90, 60), source(50, 70), source(41, 43), source(50, 70)]
     options = {"threshold": 0.0, "batch_size": 2}
     with Detector(OnnxSession(path), **options) as here, Detector(OnDevice(path), **options) as there:
-        assert here.ahead == 0 and there.ahead == AHEAD
+        assert here.ahead == 0 and there.ahead == BATCHES_ON_GPU
         for want, got in zip(here(images), there(images), strict=True):
             assert want.image_size_hw == got.image_size_hw and len(want) == len(got) > 0
             assert np.array_equal(want.class_ids, got.class_ids)
@@ -267,7 +267,7 @@ def test_a_prompt_is_told_once(tmp_path):
     for prompt in ("red. blue.", ["red", "green", "blue"]):
         here = Detector(opened(OnnxSession), threshold=0.0, prompt=prompt, batch_size=2)
         there = Detector(opened(Fixed), threshold=0.0, prompt=prompt, batch_size=2)
-        assert there.ahead == AHEAD
+        assert there.ahead == BATCHES_ON_GPU
         for want, got in zip(here(images), there(images), strict=True):
             assert len(want) > 0 and want.labels == got.labels
             assert np.allclose(want.scores, got.scores, atol=1e-6)

@@ -20,7 +20,7 @@ from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.tensorrt import TensorRTSession, gpu
 from detrt.backends.tensorrt.cuda import IoBuffer
 from detrt.bundle import EngineFacts
-from detrt.detector import AHEAD, Detector
+from detrt.detector import BATCHES_ON_GPU, Detector
 from detrt.errors import SessionError
 from detrt.spec import TensorInfo
 
@@ -104,7 +104,7 @@ def test_detections_are_those_of_the_graph(exported, tmp_path, name, version):
         options = {"threshold": 0.0, "batch_size": 2, "size": SIZE if onnx.spec.input.dynamic else None}
         session, cuda = opened(path, tmp_path, version, onnx)
         with Detector(onnx, **options) as here, Detector(with_runner(session), **options) as there:
-            assert there.ahead == AHEAD
+            assert there.ahead == BATCHES_ON_GPU
             for want, got in zip(here(given), there(given), strict=True):
                 assert len(want) == len(got) > 0 and np.array_equal(want.class_ids, got.class_ids)
                 assert np.abs(want.scores - got.scores).max() < 1e-6 and np.abs(want.boxes_xyxy - got.boxes_xyxy).max() < 1e-3
