@@ -90,6 +90,12 @@ def test_a_model_that_is_not_as_published_is_read(name, file_of):
         assert source.provenance.options["assume"] == stated_text(options["assume"])
 
 
+@pytest.mark.parametrize(("args", "kept"), [({}, 12), ({"num_select": 7}, 7), ({"num_select": 20}, 20)], ids=str)
+def test_an_rf_detr_keeps_as_many_detections_as_its_settings_say(args, kept, file_of):
+    _, path, labels = file_of("rf_detr", {}, args)
+    assert load_source(f"ckpt:{path}", labels=labels).spec.decode.max_detections == kept
+
+
 @pytest.mark.parametrize(
     ("case", "words"),
     [
@@ -106,7 +112,7 @@ def test_a_model_that_is_not_as_published_is_read(name, file_of):
         ("ecseg", "encoder_activation=silu"),
         ("detr", "heads=8, activation=relu (`assume=NAME=VALUE`)"),
         ("deformable-two-stage", "300 queries (`queries`), heads=8, activation=relu"),
-        ("rf_detr", "levels=2+5+8+11, resolution=560, windows=4, self_heads=2, cross_heads=4"),
+        ("rf_detr", "levels=2+5+8+11, resolution=560, windows=4, self_heads=2, cross_heads=4, detections=12"),
     ],
 )
 def test_what_is_assumed_is_said_with_its_option(case, words, file_of):
@@ -183,10 +189,13 @@ def test_the_settings_in_a_dino_are_read(dino):
 
 
 @pytest.mark.parametrize(
-    "args", [{"pe_temperatureW": 20}, {"pe_temperatureH": 20}, {"pe_temperatureH": None, "pe_temperatureW": 20.0}], ids=str
+    "args", [{"pe_temperatureW": 40}, {"pe_temperatureH": 40}, {"pe_temperatureH": None, "pe_temperatureW": 40.0}], ids=str
 )
-def test_one_of_two_equal_temperatures_is_enough(args, dino):
-    assert load(dino, "dino", args, "x")[0].config.temperature == 20
+def test_one_temperature_holds_for_both_sides(args, dino):
+    module, _, report = load(dino, "dino", args, "x")
+    assert module.config.temperature == 40 and "temperature" not in report.line()
+    stated = load(dino, "dino", args, "x", stated={"temperature": "20"})[0]
+    assert stated.config.temperature == 20
 
 
 @pytest.mark.parametrize(

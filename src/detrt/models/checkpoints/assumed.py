@@ -36,6 +36,12 @@ class Assumed:
             raise SourceError(f"'{self.ref}': {name} must divide its {divides} channels; got {value}")
         return value
 
+    def temperature(self, title: str, published: int) -> int:
+        """The temperature of a position embedding, which IDEA-Research states for height and for width: detrt has one for both."""
+        told = self._told(("pe_temperatureH", "pe_temperatureW"))
+        self.need(title, pe_temperatureH=told, pe_temperatureW=told)
+        return self.number("temperature", published, "pe_temperatureH", "pe_temperatureW", "pe_temperature")
+
     def numbers(self, name: str, published: Sequence[int], *keys: str) -> list[int]:
         """Integers, as 3+6+9."""
         text = self._take(name, _text(published), "integers such as 3+6+9", r"\d{1,6}(\+\d{1,6})*", keys)

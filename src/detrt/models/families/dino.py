@@ -179,7 +179,7 @@ def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport)
     attention = f"{encoder}{'attentions.0' if layout == 'co_dino' else 'self_attn'}.attention_weights.weight"
     backbone = _backbone(shapes, _neck_inputs(shapes, layout, levels))
     heads = assumed.number("heads", HEADS, "nheads")
-    assumed.need("DINO", pe_temperatureW=assumed.args.get("pe_temperatureH") or TEMPERATURE, **_COMPUTES)
+    assumed.need("DINO", **_COMPUTES)
     row = family_facts(str(backbone["backbone"]))
     if layout == "dino":
         row["max_detections"] = assumed.number("detections", MAX_DETECTIONS, "num_select")
@@ -194,7 +194,7 @@ def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport)
         "decoder_layers": shapes.count(f"{prefix}decoder.layers.#."),
         "points": shapes.points(attention, heads, levels),
         "attention_heads": heads,
-        "temperature": assumed.number("temperature", TEMPERATURE, "pe_temperatureH"),
+        "temperature": assumed.temperature("DINO", TEMPERATURE),
         "conv_bias": layout == "dino",
         "head_eps": 1e-5 if layout == "dino-mmdet" else 1e-3,
         **backbone,

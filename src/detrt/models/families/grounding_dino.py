@@ -137,7 +137,6 @@ def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport)
     title = "Grounding DINO"
     assumed.need(
         title,
-        pe_temperatureW=assumed.args.get("pe_temperatureH") or TEMPERATURE,
         max_text_len=256,
         sub_sentence_present=True,
         pre_norm=False,
@@ -155,7 +154,7 @@ def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport)
         "decoder_ffn_dim": shapes.size("transformer.decoder.layers.0.linear1.weight"),
         "encoder_attention_heads": heads,
         "decoder_attention_heads": heads,
-        "positional_embedding_temperature": assumed.number("temperature", TEMPERATURE, "pe_temperatureH", "pe_temperature"),
+        "positional_embedding_temperature": assumed.temperature(title, TEMPERATURE),
         "activation_function": assumed.choice("activation", "relu", ACTIVATIONS, "transformer_activation"),
         "encoder_n_points": shapes.points(f"transformer.encoder.layers.0.self_attn.{attention}", heads, levels),
         "decoder_n_points": shapes.points(f"transformer.decoder.layers.0.cross_attn.{attention}", heads, levels),

@@ -159,7 +159,7 @@ def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport)
         "decoder_ffn_dim": shapes.size("decoder.layers.0.ffn.layers.0.0.weight"),
         "encoder_attention_heads": heads,
         "decoder_attention_heads": heads,
-        "positional_embedding_temperature": assumed.number("temperature", 20, "pe_temperatureH", "pe_temperature"),
+        "positional_embedding_temperature": assumed.temperature("MM-Grounding-DINO", 20),
         "activation_function": assumed.choice("activation", "relu", ACTIVATIONS, "transformer_activation"),
         "encoder_n_points": shapes.points(f"encoder.layers.0.self_attn.{attention}", heads, levels),
         "decoder_n_points": shapes.points(f"decoder.layers.0.cross_attn.{attention}", heads, levels),

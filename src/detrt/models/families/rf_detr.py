@@ -115,6 +115,7 @@ def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport)
     side = isqrt(shapes.size(f"{embeddings}.position_embeddings", 1) - 1)
     groups = shapes.count("transformer.enc_output.#.")
     hidden = shapes.size("query_feat.weight", 1)
+    queries = shapes.size("query_feat.weight") // max(groups, 1)
     # Published: patch 14 has 4 windows and 560 pixels, the others have 2 windows and the size of their position table.
     first = patch == 14
     taken = assumed.numbers("levels", [2, 5, 8, 11] if first else [3, 6, 9, 12], "out_feature_indexes")
@@ -122,6 +123,7 @@ def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport)
     windows = assumed.number("windows", WINDOWS.get((patch, side), 4 if first else 2), "num_windows")
     self_heads = assumed.number("self_heads", max(1, hidden // SELF_HEAD), "sa_nheads", divides=hidden)
     cross_heads = assumed.number("cross_heads", max(1, hidden // CROSS_HEAD), "ca_nheads", divides=hidden)
+    detections = assumed.number("detections", queries, "num_select")
     masks: dict[str, Any] = {}
     if _has_masks(shapes):
         masks = {
@@ -144,7 +146,7 @@ def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport)
             "out_features": [f"stage{i}" for i in taken],
         },
         "num_labels": shapes.size("class_embed.weight"),
-        "num_queries": shapes.size("query_feat.weight") // max(groups, 1),
+        "num_queries": queries,
         "group_detr": groups,
         "d_model": hidden,
         "decoder_layers": shapes.count("transformer.decoder.layers.#."),
@@ -153,7 +155,7 @@ def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport)
         "decoder_cross_attention_heads": cross_heads,
         "decoder_n_points": shapes.size("transformer.decoder.layers.0.cross_attn.attention_weights.weight") // cross_heads,
         "num_feature_levels": 1,
-        "family": {"size": (resolution, resolution)},
+        "family": {"size": (resolution, resolution), "max_detections": None if detections == queries else detections},
     }
 
 
