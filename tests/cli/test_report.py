@@ -49,7 +49,9 @@ def test_a_report_goes_on_and_ends_in_a_page(monkeypatch, tmp_path):
     kept = ("--keep", tmp_path / "kept", "--json", tmp_path / "r.json")
     detrt(*arguments, *kept)
     measured = json.loads((tmp_path / "r.json").read_text())["rows"]
-    ran = []
+    ran: list[str] = []
+    machine = run_report.machine()
+    monkeypatch.setattr(run_report, "machine", lambda: machine | {"disk_free_gib": 0.1})
     rows_of = run_report._rows
     monkeypatch.setattr(run_report, "_rows", lambda *given: ran.append(given[1]) or rows_of(*given))
     detrt(*arguments, *kept, "-o", tmp_path / "r.html")

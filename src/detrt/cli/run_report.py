@@ -68,7 +68,7 @@ def run_report(models: Sequence[str], config: ReportConfig, load: LoadOptions, p
             for name in config.precisions:
                 about = {
                     **settings,
-                    "machine": here,
+                    "machine": {key: value for key, value in here.items() if key != "disk_free_gib"},  # which each build changes
                     "images": config.images,
                     "files": _state_of(model, config),
                     "precisions": name,
