@@ -14,7 +14,7 @@ from ..errors import PromptError, SessionError, SpecError
 from ..models import trust
 from ..models.load import LoadChanges, LoadOptions, changed, check_changes, hub_name
 from ..models.source import checkpoint_inside
-from ..spec import ModelSpec, is_query_encoder, is_text_encoder
+from ..spec import ModelSpec, TextSpec, is_query_encoder, is_text_encoder
 from ..system import CPU
 from ..text.tokenizer import PromptTokenizer
 from . import targets
@@ -234,29 +234,13 @@ def _open_with(opener: Opener, search: FileSearch) -> BaseSession | None:
 def _with_text_of(
     search: FileSearch, session: BaseSession, open_encoder: Callable[[], tuple[BaseSession | None, str]]
 ) -> BaseSession:
-    """The session, or with its text encoder and tokenizer where the model takes a prompt.
-
-    open_encoder: the backend's own encoder and a note; without one the ONNX file of it runs on the CPU.
-    """
-    bundle, options = search.bundle, search.options
-    text = bundle.spec.text
-    if text is None:
-        return session
-    portable = GRAPH.opened_by()
-    with _closing_on_error(session) as opened:
-        tokenizer = PromptTokenizer(only(bundle, "tokenizer", text.tokenizer), text)
-        encoder, note = None, ""
-        if text.encoder:
-            encoder, note = open_encoder()
-            encoder = encoder or portable.open_part(only(bundle, "text", text.encoder), session.spec, options)
-            opened.append(encoder)
-        found = PromptedSession(session, tokenizer, encoder)
-    if note:
-        found.add_note(note)
-    if encoders := bundle.of_kind("query"):
-        # It runs once for each query: on the CPU, whatever runs the detector.
-        found.set_query_encoder(lambda: portable.open_part(bundle.checked_path(encoders[0]), session.spec, options))
-    return found
+    """As `_prompted`, with the files of a bundle, which are compared with its manifest."""
+    bundle = search.bundle
+    encoders = bundle.of_kind("query")
+    queries = (lambda: bundle.checked_path(encoders[0])) if encoders else None
+    return _prompted(
+        session, bundle.spec.text, search.options, lambda kind, name: only(bundle, kind, name), queries, open_encoder
+    )
 
 
 def with_text(
@@ -265,25 +249,48 @@ def with_text(
     options: SessionOptions = SessionOptions(),  # noqa: B008 - frozen
     open_encoder: Callable[[], BaseSession | None] = lambda: None,
 ) -> BaseSession:
-    """As `_with_text_of`, with the files that lie in `folder`, for a model that was opened by its path."""
+    """As `_prompted`, with the files that lie in `folder`, for a model that was opened by its path."""
     text = session.spec.text
+    if text is not None and (is_text_encoder(session.inputs) or is_query_encoder(session.inputs, session.outputs)):
+        session.close()
+        raise SessionError(
+            "this is the text encoder of a model, or its encoder of query images; give the model itself, which lies beside it"
+        )
+    path = folder / text.query_encoder if text is not None and text.query_encoder else None
+    queries = (lambda: path) if path is not None and path.is_file() else None
+    return _prompted(session, text, options, lambda kind, name: folder / name, queries, lambda: (open_encoder(), ""))
+
+
+def _prompted(
+    session: BaseSession,
+    text: TextSpec | None,
+    options: SessionOptions,
+    find: Callable[[str, str], Path],
+    queries: Callable[[], Path] | None,
+    open_encoder: Callable[[], tuple[BaseSession | None, str]],
+) -> BaseSession:
+    """The session, or with its text encoder and tokenizer where the model takes a prompt.
+
+    find: gives the file of a kind of that name. queries: gives that of the encoder of query images. open_encoder: the backend's own
+    text encoder and a note; without one the ONNX file of it runs on the CPU.
+    """
     if text is None:
         return session
     portable = GRAPH.opened_by()
     with _closing_on_error(session) as opened:
-        if is_text_encoder(session.inputs) or is_query_encoder(session.inputs, session.outputs):
-            raise SessionError(
-                "this is the text encoder of a model, or its encoder of query images; give the model itself, which lies beside it"
-            )
-        tokenizer = PromptTokenizer(folder / text.tokenizer, text)
-        if not text.encoder:
-            return PromptedSession(session, tokenizer)
-        opened.append(open_encoder() or portable.open_part(folder / text.encoder, session.spec, options))
-        prompted = PromptedSession(session, tokenizer, opened[-1])
-        path = folder / text.query_encoder
-        if text.query_encoder and path.is_file():
-            prompted.set_query_encoder(lambda: portable.open_part(path, session.spec, options))
-        return prompted
+        tokenizer = PromptTokenizer(find("tokenizer", text.tokenizer), text)
+        encoder, note = None, ""
+        if text.encoder:
+            encoder, note = open_encoder()
+            encoder = encoder or portable.open_part(find("text", text.encoder), session.spec, options)
+            opened.append(encoder)
+        found = PromptedSession(session, tokenizer, encoder)
+    if note:
+        found.add_note(note)
+    if queries is not None:
+        # It runs once for each query: on the CPU, whatever runs the detector.
+        found.set_query_encoder(lambda: portable.open_part(queries(), session.spec, options))
+    return found
 
 
 @contextlib.contextmanager
