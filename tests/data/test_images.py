@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 import warnings
 import zlib
@@ -201,6 +202,16 @@ def tree(tmp_path):
 
 def names(inputs, tree):
     return [source.path.relative_to(tree).as_posix() for source in inputs]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
+def test_what_blocks_is_left_out_of_a_folder(tmp_path):
+    os.mkfifo(tmp_path / "fifo.jpg")
+    with pytest.raises(ImageError, match="has no images"):
+        expand_inputs(tmp_path)
+    (tmp_path / "gone.jpg").symlink_to("nothing.jpg")
+    (tmp_path / "a.jpg").write_bytes(b"")
+    assert [entry.path.name for entry in expand_inputs(tmp_path)] == ["a.jpg", "gone.jpg"]
 
 
 def test_expand_folder(tree):

@@ -359,7 +359,8 @@ def _walk(folder: Path):
 
 
 def _sorted_media(path: Path, paths, what: str) -> list[Path]:
-    media = [p for p in paths if p.suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES]
+    # A FIFO, a socket or a device would block the run. A link to nothing stays, and is named as one that cannot be read.
+    media = [p for p in paths if p.suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES and (p.is_file() or not p.exists())]
     if not media:
         raise ImageError(
             f"the {what} '{path}' has no images or videos; known suffixes: {' '.join(sorted(IMAGE_SUFFIXES | VIDEO_SUFFIXES))}"
