@@ -91,6 +91,17 @@ def test_every_key_is_used_once_or_named(name):
         assert torch.equal(parts, (1 / want if key.endswith("periods") else want).flatten()), key
 
 
+@pytest.mark.parametrize("name", ["rtdetr_r18vd_6x_coco", "detr_r50"])
+def test_counters_of_a_profiler_are_named_as_not_needed(name):
+    state = random_state(name)
+    counters = [f"{part}{count}" for part in ("", "backbone.", "a.b.0.") for count in ("total_ops", "total_params")]
+    variant = recognise(state) or ""
+    _, _, plain = load(state, variant, {}, name)
+    _, _, report = load({**state, **dict.fromkeys(counters, torch.zeros(1, dtype=torch.float64))}, variant, {}, name)
+    assert report.used == plain.used and set(report.skipped) - set(plain.skipped) == set(counters)
+    assert "not needed at inference" in report.line() and "total_ops" in report.line()
+
+
 def test_the_keypoint_table_of_later_rf_detr_files_is_not_needed():
     """rfdetr 1.8 and later registers it as a buffer of every model, empty for detection."""
     state = random_state("rf_detr_base") | {"_kp_active_mask": torch.zeros(0, 0, dtype=torch.bool)}

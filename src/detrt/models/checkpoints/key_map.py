@@ -31,6 +31,10 @@ _TOKEN = re.compile(r"\*\*|#|@")
 _SPLIT = re.compile(r"\{([\w,]+)\}")
 # A step counter that only matters while BatchNorm is trained.
 COUNTERS = "num_batches_tracked"
+_COUNTED = {
+    COUNTERS: "step counter of BatchNorm",
+    **dict.fromkeys(("total_ops", "total_params"), "counter that the profiler thop leaves in a model"),
+}
 
 
 @dataclass(slots=True)
@@ -100,10 +104,8 @@ def rename(state: Mapping[str, Tensor], table: Table, skipped: Mapping[str, str]
     reasons = [(_pattern(text), why) for text, why in skipped.items()]
     renamed: dict[str, Tensor] = {}
     for key, tensor in state.items():
-        if key.endswith("." + COUNTERS):
-            report.skipped[key] = "step counter of BatchNorm"
-            continue
-        why = next((why for pattern, why in reasons if pattern.fullmatch(key)), None)
+        why = _COUNTED.get(key.rpartition(".")[2])
+        why = why or next((why for pattern, why in reasons if pattern.fullmatch(key)), None)
         if why is not None:
             report.skipped[key] = why
             continue
