@@ -170,3 +170,18 @@ def test_kill_leaves_only_a_hidden_temporary_folder(cli, place):
     assert left and all(name.startswith("bundle/.bundle.") and ".tmp/" in name for name in left)
     cli("build", "model.onnx", "-o", "bundle", "--target", "onnx")
     assert len(cli("detect", "bundle", "in", "--json", "-", "-q").lines) == 2
+
+
+def test_a_cleanup_that_never_ends_is_ended():
+    """One signal is enough where what is cleaned up waits for a thread that reads a pipe without a writer."""
+    code = (
+        "import sys, time, detrt.cli.stopping; s = sys.modules['detrt.cli.stopping']; s._UNWIND_S = 0.5\n"
+        "with s.stopping():\n"
+        "    try: print('begun', flush=True); time.sleep(60)\n"
+        "    finally: time.sleep(60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    process.terminate()
+    _, words = process.communicate(timeout=20)
+    assert process.returncode == 143 and "stopped while a file was read or closed" in words

@@ -12,6 +12,7 @@ from types import FrameType
 
 INTERRUPTED, TERMINATED = 130, 143
 _GRACE_S = 10.0  # Python hears of a signal between two runs of a model, and a graph may need any time
+_UNWIND_S = 20.0  # what is cleaned up may wait for a thread that never ends: one that reads a pipe into which nobody writes
 
 
 class Terminated(BaseException):
@@ -20,7 +21,9 @@ class Terminated(BaseException):
 
 @contextlib.contextmanager
 def stopping() -> Iterator[None]:
-    """Let SIGTERM unwind the stack as Ctrl-C does. Where neither is heard for ten seconds, or comes again meanwhile, the process ends at once."""
+    """Let SIGTERM unwind the stack as Ctrl-C does. Where neither is heard for ten seconds, or comes again meanwhile, the process ends at once;
+    and so it does where the stack is not unwound twenty seconds later.
+    """
     if threading.current_thread() is not threading.main_thread():  # only it may set handlers
         yield
         return
@@ -48,6 +51,7 @@ def _ending_unheard(heard: threading.Event, numbers: set[int]) -> Iterator[None]
     if os.name != "posix":  # Windows takes sockets only, and stops its consoles otherwise
         yield
         return
+    unwound = threading.Event()
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)  # written at once, while native code runs
@@ -64,11 +68,12 @@ def _ending_unheard(heard: threading.Event, numbers: set[int]) -> Iterator[None]
         os.close(reading)
 
     def end_later(number: int) -> None:
-        if not heard.wait(_GRACE_S):
+        if not heard.wait(_GRACE_S) or not unwound.wait(_UNWIND_S):
             end(number)
 
     def end(number: int) -> None:
-        print("detrt: stopped while a model ran that did not end; the next command removes hidden files", file=sys.stderr)
+        what = "a file was read or closed" if heard.is_set() else "a model ran"
+        print(f"detrt: stopped while {what} that did not end; the next command removes hidden files", file=sys.stderr)
         os._exit(INTERRUPTED if number == signal.SIGINT else TERMINATED)
 
     threading.Thread(target=watch, name="detrt-signals", daemon=True).start()
@@ -76,5 +81,6 @@ def _ending_unheard(heard: threading.Event, numbers: set[int]) -> Iterator[None]
         yield
     finally:
         signal.set_wakeup_fd(before)
+        unwound.set()
         heard.set()
         os.close(writing)
