@@ -59,7 +59,8 @@ def _ending_unheard(heard: threading.Event, numbers: set[int]) -> Iterator[None]
     def watch() -> None:
         came = False
         while number := os.read(reading, 1):
-            if number[0] not in numbers or heard.is_set():
+            # The handler may have run before this thread read the first one.
+            if number[0] not in numbers or (came and heard.is_set()):
                 continue
             if came:
                 end(number[0])
