@@ -152,10 +152,11 @@ class _Done:
     """The rows that earlier runs measured, by the digest of what they depend on; a file that cannot be read holds none."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.rows = path, {}
-        with contextlib.suppress(DetrtError, ValueError):
-            kept = files.parse_json(path.read_bytes()) if path.is_file() else {}
-            self.rows: dict[str, list[dict[str, Any]]] = kept if isinstance(kept, dict) else {}
+        self.path = path
+        kept: Any = None
+        with contextlib.suppress(DetrtError):
+            kept = files.read_json(path, "rows that are done")
+        self.rows: dict[str, list[dict[str, Any]]] = kept if isinstance(kept, dict) else {}
 
     def add(self, key: str, rows: list[dict[str, Any]]) -> None:
         self.rows[key] = [dict(row) for row in rows]
