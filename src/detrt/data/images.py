@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -230,7 +231,7 @@ def _opened(file: object, name: str, max_pixels: int, formats: Sequence[str] = I
     try:
         with warnings.catch_warnings():
             _ignore_warnings()
-            image = Image.open(file, formats=available(tuple(formats)))
+            image = _open_in_stages(file, tuple(formats))
     except UnidentifiedImageError:
         raise ImageError(
             f"{name} is not an image in one of the formats {', '.join(formats)}, or it is damaged; save it as PNG or JPEG"
@@ -243,6 +244,15 @@ def _opened(file: object, name: str, max_pixels: int, formats: Sequence[str] = I
     except Exception as error:  # Pillow's parsers raise nearly anything for a hostile header
         raise ImageError(f"{name} has a damaged header: {error!r}; save it again") from error
     return OpenedImage(image, name, max_pixels)
+
+
+def _open_in_stages(file: Any, formats: tuple[str, ...]) -> Image.Image:
+    """As Pillow does it: the formats of the usual plugins first, as the others take 0.1 s and 2 MiB to import."""
+    Image.preinit()
+    if usual := [name for name in formats if name in Image.OPEN]:
+        with contextlib.suppress(UnidentifiedImageError):
+            return Image.open(file, formats=usual)
+    return Image.open(file, formats=available(formats))
 
 
 @functools.cache
