@@ -261,7 +261,8 @@ def export(name, clones, out):
 
     sys.meta_path.append(_Finder())
     sys.modules["torch.utils.tensorboard"] = _Absent("torch.utils.tensorboard")
-    from detrt.models.load import LoadOptions, load_source
+    from detrt.models.load import load_source
+    from detrt.models.load_options import LoadOptions
 
     model = MODELS[name]
     height, width = model.size

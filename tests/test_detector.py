@@ -16,7 +16,7 @@ from detrt.backends.search import SessionOptions
 from detrt.detections import Detections
 from detrt.detector import Detector, DetectorOptions
 from detrt.errors import ImageError, PromptError, SessionError, SpecError
-from detrt.models.load import LoadChanges, LoadOptions
+from detrt.models.load_options import LoadChanges, LoadOptions
 from detrt.spec import TensorInfo
 
 EDGE = {

@@ -32,7 +32,7 @@ from .data.tiles import Tiling, make_tiling, merge
 from .data.track import Tracker
 from .detections import Detections
 from .errors import ImageError, PromptError, SessionError, SpecError
-from .models.load import LoadChanges, LoadOptions, changed, check_changes
+from .models.load_options import LoadChanges, LoadOptions, changed, check_changes
 from .spec import ORDER_LOGITS, ModelSpec, extra_outputs
 from .system import usable_cores
 from .text.postprocess import TEXT_THRESHOLD

@@ -34,7 +34,7 @@ from .errors import EngineError, ExportError, MissingPackageError, OutputError, 
 from .evaluation.models import is_foreign
 from .graph.operators import check_model_file
 from .models.contract import ExportConfig
-from .models.load import FLAGS, LoadChanges, LoadOptions, changed, check_changes, hub_name
+from .models.load_options import FLAGS, LoadChanges, LoadOptions, changed, check_changes, hub_name
 from .precision import PrecisionConfig
 from .precision.capability import check_before
 from .precision.config import PLACEMENTS, RANGES, SEARCH_PLOT, SEARCH_STATE

@@ -6,6 +6,8 @@ import csv
 import importlib.util
 import json
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -41,6 +43,28 @@ def test_standard_output_is_json_alone(place):
     assert result.code == 0 and len(result.lines) == 2
     assert "note:" not in result.err and "ran on" in result.err
     assert "\x1b" not in result.err and "━" not in result.err, "a progress bar where nobody looks"
+
+
+UNUSED = (
+    *("torch", "transformers", "onnx", "tokenizers", "av", "detrt.models.load", "detrt.models.families", "PIL.TiffImagePlugin"),
+    *(
+        f"detrt.backends.{name}"
+        for name in ("compare", "engine_check", "openvino.session", "tensorrt.opening", "inductor.session")
+    ),
+)
+
+
+def test_what_a_bundle_does_not_need_is_not_imported(place):
+    """Start-up time and memory: the families, other backends than the one that runs, decoders of other formats."""
+    code = (
+        "import sys; from detrt.cli import main\n"
+        "assert main(['detect', 'bundle', 'in', '--json', '-', '-q']) == 0\n"
+        f"found = [name for name in {UNUSED!r} if name in sys.modules]\n"
+        "sys.exit(f'loaded {found}' if found else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2
 
 
 def test_every_output_at_once(cli, place):

@@ -19,7 +19,7 @@ from detrt.cli.options import PANELS, Given, PromptOptions, command, flag_of
 from detrt.cli.spellings import spelled
 from detrt.errors import GraphError, PromptError
 from detrt.models.contract import ExportConfig
-from detrt.models.load import LoadOptions
+from detrt.models.load_options import LoadOptions
 from detrt.precision import PrecisionConfig
 from detrt.serve.config import ServeConfig
 

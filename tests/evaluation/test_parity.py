@@ -24,7 +24,7 @@ from detrt.errors import DetrtError, GateError, SessionError
 from detrt.evaluation.parity import require, verify
 from detrt.evaluation.tensors import can_force, forced_rows
 from detrt.graph.selections import return_selections
-from detrt.models.load import LoadOptions
+from detrt.models.load_options import LoadOptions
 from detrt.precision import PrecisionConfig
 
 

@@ -23,7 +23,7 @@ from detrt.errors import GateError, GraphError
 from detrt.evaluation.coco import evaluate_coco
 from detrt.export.foreign import export_foreign
 from detrt.models.foreign import ForeignModel, read_foreign
-from detrt.models.load import LoadOptions
+from detrt.models.load_options import LoadOptions
 from detrt.precision import PrecisionConfig
 
 RNG = np.random.default_rng(3)

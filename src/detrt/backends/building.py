@@ -14,7 +14,7 @@ from ..bundle import BundleFile, EngineFacts, Provenance
 from ..errors import MissingPackageError
 from ..models.contract import ExportConfig
 from ..models.families import Family
-from ..models.load import LoadOptions
+from ..models.load_options import LoadOptions
 from ..spec import ModelSpec, Precision
 from ..system import StageProgress
 

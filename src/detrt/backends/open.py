@@ -12,8 +12,7 @@ from ..bundle import MANIFEST, Bundle, open_whole
 from ..data.arguments import check_integer, check_model
 from ..errors import PromptError, SessionError, SpecError
 from ..models import trust
-from ..models.load import LoadChanges, LoadOptions, changed, check_changes, hub_name
-from ..models.source import checkpoint_inside
+from ..models.load_options import LoadChanges, LoadOptions, changed, check_changes, hub_name
 from ..spec import ModelSpec, TextSpec, is_query_encoder, is_text_encoder
 from ..system import CPU
 from ..text.tokenizer import PromptTokenizer
@@ -161,6 +160,8 @@ def kind_of(ref: str | os.PathLike) -> str:
             return BUNDLE
         if (path / "config.json").is_file():
             return CHECKPOINT.kind
+        from ..models.source import checkpoint_inside
+
         inside = checkpoint_inside(path) or "; give a folder with one of them, an .onnx file, hf:org/name or ckpt:FILE"
         raise SessionError(f"the folder '{text}' has neither {MANIFEST} (a bundle) nor config.json (a checkpoint){inside}")
     for target in targets.TARGETS:
@@ -209,12 +210,12 @@ def _takes(target: Target, options: SessionOptions) -> bool:
 def _open_bundle(bundle: Bundle, options: SessionOptions) -> BaseSession:
     """The first backend that runs here. Raises what the last one that may run it says, where none does."""
     search = FileSearch(bundle, options, lambda: _open_bundle(bundle, SessionOptions(GRAPH.name, CPU, rounded=True)))
-    opener = GRAPH.opened_by()
-    for target in [target for target in targets.TARGETS if _takes(target, options)] or [GRAPH]:
-        opener = target.opened_by()
-        if (session := _open_with(opener, search)) is not None:
+    takes = [target for target in targets.TARGETS if _takes(target, options)] or [GRAPH]
+    for target in takes:
+        # What runs files that are not there is not imported.
+        if bundle.of_kind(target.kind) and (session := _open_with(target.opened_by(), search)) is not None:
             return session
-    raise opener.refusal(search)
+    raise takes[-1].opened_by().refusal(search)
 
 
 def _open_with(opener: Opener, search: FileSearch) -> BaseSession | None:

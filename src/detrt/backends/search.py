@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..bundle import Bundle, BundleFile
 from ..data.arguments import check_device, check_integer
 from ..errors import DetrtError, SpecError
-from ..models.load import FLAGS, LoadOptions
+from ..models.load_options import FLAGS, LoadOptions
 from ..spec import ModelSpec
 
 if TYPE_CHECKING:

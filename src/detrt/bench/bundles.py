@@ -18,7 +18,7 @@ from ..backends.targets import GRAPH, TARGETS
 from ..bundle import Bundle
 from ..data.preprocess import check_size
 from ..errors import DetrtError, EngineError, MissingPackageError, SessionError
-from ..models.load import LoadOptions
+from ..models.load_options import LoadOptions
 from ..system import StageProgress
 from .config import BenchConfig
 from .measure import Meter, Row, drawn_images, gpu_memory_mib, jpeg_of, time_call

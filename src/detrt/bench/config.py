@@ -9,7 +9,7 @@ from typing import Any
 from ..backends.targets import GRAPH, TARGETS
 from ..data.datasets import is_dataset
 from ..errors import DetrtError
-from ..models.load import LoadOptions
+from ..models.load_options import LoadOptions
 from ..spec import LARGEST_SIDE
 
 SCOPES = ("kernel", "forward", "end_to_end")

@@ -15,7 +15,7 @@ from ..system import usable_cores
 from .measure import Calls
 
 if TYPE_CHECKING:
-    from ..models.load import LoadOptions
+    from ..models.load_options import LoadOptions
     from ..models.source import Source
 
 

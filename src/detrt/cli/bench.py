@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..models.load import LoadOptions
+from ..models.load_options import LoadOptions
 from ..spec import parse_numbers
 from .options import FILE, TEXT, command
 

@@ -18,7 +18,7 @@ from ..backends.shared import AUTO, SharedOptions, builds, configs_of, names_tak
 from ..class_names import name_notes
 from ..errors import DetrtError, OutputError, SourceError, printable
 from ..models.contract import ExportConfig
-from ..models.load import LoadOptions
+from ..models.load_options import LoadOptions
 from ..precision.config import PrecisionConfig
 from ..spec import Triple, parse_triple
 from .options import FILE, TEXT, Given, GivenBackends, SizeOptions, comma_separated, command

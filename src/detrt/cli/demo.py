@@ -12,7 +12,7 @@ import typer
 from .. import files
 from ..backends.shared import SharedOptions, builds, configs_of
 from ..errors import EngineError, OutputError
-from ..models.load import LoadOptions
+from ..models.load_options import LoadOptions
 from .options import FILE, option_of
 
 *_OTHERS, ONNX = builds()

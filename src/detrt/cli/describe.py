@@ -13,7 +13,7 @@ from ..class_names import shared_names
 from ..data.preprocess import preprocessing_words
 from ..errors import GraphError, SessionError, SourceError, SpecError
 from ..models import trust
-from ..models.load import LoadOptions
+from ..models.load_options import LoadOptions
 from ..spec import ModelSpec
 
 

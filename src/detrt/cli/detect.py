@@ -14,7 +14,7 @@ from ..class_names import read_class_thresholds, split_classes
 from ..data.arguments import IMAGE_DECODER, check_image_decoder
 from ..data.stream_config import StreamConfig
 from ..errors import DetrtError, SpecError
-from ..models.load import LoadOptions
+from ..models.load_options import LoadOptions
 from ..spec import parse_size
 from ..system import CPU
 from . import outputs

@@ -12,7 +12,7 @@ import typer
 from .. import files
 from ..data.arguments import IMAGE_DECODER, check_image_decoder
 from ..errors import DetrtError
-from ..models.load import LoadOptions
+from ..models.load_options import LoadOptions
 from .options import OVERLAP, TEXT, TILE, Given, GivenTuning, RunOptions, command
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import typer
 
 from ..errors import DetrtError, install_hint
 from ..models.families import TESTED
-from ..models.load import LoadOptions
+from ..models.load_options import LoadOptions
 from .options import TEXT, Given, command
 
 Json = Annotated[str | None, typer.Option("--json", help="As JSON to this file; - is stdout."), TEXT]

@@ -16,7 +16,7 @@ from ..bench.config import BenchConfig
 from ..data.datasets import load_dataset
 from ..data.images import expand_inputs
 from ..errors import DetrtError
-from ..models.load import LoadOptions
+from ..models.load_options import LoadOptions
 from ..precision.config import PrecisionConfig
 from ..spec import parse_numbers, parse_size
 from .options import TEXT, Given, comma_separated, command

@@ -21,7 +21,7 @@ from ..detector import Detector
 from ..evaluation.parity import require, verify
 from ..evaluation.report import VerifyReport
 from ..models.contract import ExportConfig
-from ..models.load import LoadOptions
+from ..models.load_options import LoadOptions
 from ..pipeline import Stage, build
 from ..system import StageProgress
 

@@ -18,7 +18,7 @@ from ..bench.measure import machine
 from ..bench.run import bench
 from ..errors import DetrtError, GateError, MissingPackageError, OutputError
 from ..models.contract import ExportConfig
-from ..models.load import LoadOptions
+from ..models.load_options import LoadOptions
 from ..pipeline import BuildReport, build
 from ..system import StageProgress
 

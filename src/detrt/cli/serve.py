@@ -12,7 +12,7 @@ import typer
 
 from .. import files
 from ..errors import SessionError, printable
-from ..models.load import LoadOptions
+from ..models.load_options import LoadOptions
 from ..serve.config import ServeConfig, named_models
 from .options import Given, GivenTuning, command
 from .spellings import spelled

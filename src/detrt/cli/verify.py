@@ -10,7 +10,7 @@ import typer
 
 from .. import files
 from ..errors import DetrtError
-from ..models.load import LoadOptions
+from ..models.load_options import LoadOptions
 from ..spec import parse_numbers
 from .options import TEXT, PromptOptions, RunOptions, command
 

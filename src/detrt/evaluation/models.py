@@ -17,7 +17,7 @@ from ..data.matching import GATES
 from ..errors import DetrtError, PromptError, SessionError
 from ..models import trust
 from ..models.contract import OPSETS, ExportConfig
-from ..models.load import LoadOptions
+from ..models.load_options import LoadOptions
 from ..spec import DecodeSpec, ModelSpec
 from ..system import CPU
 from ..text.prompts import Prompt

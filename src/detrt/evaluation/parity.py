@@ -23,7 +23,7 @@ from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, group_by_size, preprocess
 from ..detections import Detections
 from ..errors import GateError, SessionError
-from ..models.load import RECORDED, LoadChanges, LoadOptions, changed, check_changes
+from ..models.load_options import RECORDED, LoadChanges, LoadOptions, changed, check_changes
 from ..spec import PIXEL_VALUES, ModelSpec, Precision
 from ..system import CountProgress
 from ..text.prompts import Prompt

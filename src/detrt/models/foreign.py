@@ -16,7 +16,7 @@ from ..errors import SourceError, SpecError
 from ..spec import DecodeSpec, InputSpec, ModelSpec, parse_size
 from .families import BY_NAME, IMAGENET_MEAN, IMAGENET_STD, Family, by_model_type
 from .labels import choose
-from .load import LoadOptions
+from .load_options import LoadOptions
 from .preprocessor import FAMILY_DEFAULT, read_input_spec
 from .source import versions
 

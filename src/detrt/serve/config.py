@@ -14,7 +14,7 @@ from ..backends.targets import BACKEND, TARGETS, backend_names, needs_gpu, tuned
 from ..data.arguments import IMAGE_DECODER, check_image_decoder
 from ..data.images import FAST_FORMATS, MAX_PIXELS, parse_image_formats
 from ..errors import SessionError
-from ..models.load import LoadOptions
+from ..models.load_options import LoadOptions
 from ..spec import parse_size
 from ..system import CPU, parse_devices, usable_cores
 from .hosts import parse_hosts, parse_origins

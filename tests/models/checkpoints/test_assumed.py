@@ -21,7 +21,8 @@ from key_lists import random_state
 from detrt.errors import ArgumentError, SourceError
 from detrt.models.checkpoints.assumed import parse_assumed, stated_text
 from detrt.models.checkpoints.loader import load
-from detrt.models.load import LoadOptions, load_source
+from detrt.models.load import load_source
+from detrt.models.load_options import LoadOptions
 
 FOUR = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
 DECODER_OF_FOUR = {**HEADS, "decoder_attention_heads": 4}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ... import files
-from ...models.load import RECORDED, check_unchanged
+from ...models.load import check_unchanged
+from ...models.load_options import RECORDED
 from ...spec import Precision, Triple
 from ..building import MODEL, Builder, BuildPlan, Stage, Work
 from ..shared import SharedOptions
