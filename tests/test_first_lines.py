@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import http.server
 import io
 import re
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 from runtime_cases import make_session, make_spec, red
+from web_support import web
 
 import detrt
 from detrt.data import given
@@ -138,35 +135,6 @@ LINES = [
 ]
 
 
-class Handler(http.server.SimpleHTTPRequestHandler):
-    """Files of a folder, and answers that a client must not trust."""
-
-    def do_GET(self):
-        if self.path == "/endless":
-            self.send_response(200)
-            self.end_headers()
-            with contextlib.suppress(OSError):
-                while True:
-                    self.wfile.write(b"x" * 65536)
-        elif self.path == "/slow":
-            self.send_response(200)
-            self.end_headers()
-            with contextlib.suppress(OSError):
-                for _ in range(20):
-                    self.wfile.write(b"x")
-                    self.wfile.flush()
-                    time.sleep(0.05)
-        elif self.path == "/elsewhere":
-            self.send_response(302)
-            self.send_header("Location", "file:///etc/hostname")
-            self.end_headers()
-        else:
-            super().do_GET()
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lines")
@@ -174,11 +142,8 @@ def place(tmp_path_factory):
     (folder / "photos").mkdir()
     for name in "ab":
         Image.fromarray(IMAGE).save(folder / "photos" / f"{name}.png")
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=folder))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield folder, f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with web(folder) as address:
+        yield folder, address
 
 
 def test_there_are_sixty():

@@ -18,8 +18,9 @@ import numpy as np
 from .backends.base import NO_PROMPT, Outputs, PendingOutputs, Session
 from .backends.prompted import Prompts, prompt_groups, require_prompt
 from .backends.search import SessionOptions
-from .data.arguments import check_image_decoder, check_integer, check_model, many_images, one_image, pixel_size
-from .data.given import AnyImage, as_image, is_address, media_of
+from .data.addresses import is_web_address
+from .data.arguments import check_image_decoder, check_integer, check_model, is_tensor, many_images, one_image, pixel_size
+from .data.given import AnyImage, as_image, fetch_image, media_of
 from .data.images import Input, load_image
 from .data.live import LiveSource
 from .data.postprocess import DetectionFilter, check_threshold
@@ -484,7 +485,7 @@ class Detector:
         check_call(options)
         options["max_detections"] = check_integer(options.get("max_detections"), "max_detections")
         media = media_of(source)
-        images = [source] if media is None and is_address(source) else source
+        images = [source] if media is None and is_web_address(source) else source
         images = images if media is not None else many_images(images)
         prompt = options.pop("prompt", None)
         if isinstance(prompts, (str, Prompt, ImageQueries)):
@@ -542,14 +543,25 @@ class Detector:
         numbers = itertools.count(0, every)
         source = itertools.islice(images, 0, None, every)
         while given := list(itertools.islice(source, self.batch_size)):
-            read = self._prefetcher.try_batch(given)
+            read = self._prefetcher.try_batch([self._on_its_device(image) for image in given])
             times = [next(numbers) / 30 if timed else None for _ in read]
             yield [ReadImage(one, image, None, time_s) for one, image, time_s in zip(given, read, times, strict=True)]
 
+    def _on_its_device(self, image: Any) -> Any:
+        """A tensor on the device that resizes images, without a copy to the CPU; all else, and what is no image, as it is."""
+        if self._runner is not None and is_tensor(image) and str(image.device) == self.session.info.device:
+            from .backends.gpu.yuv import gpu_image
+
+            with contextlib.suppress(ImageError):  # `_load` raises it where the image is read
+                return gpu_image(image)
+        return image
+
     def _load(self, image: Any) -> LoadedImage:
         """One image of a caller. Raises ImageError."""
-        image = self._in_rgb(image) if isinstance(image, np.ndarray) else as_image(image)
-        return load_image(image) if self.decoder is None else self.decoder.open(image)
+        load = load_image if self.decoder is None else self.decoder.open
+        if is_web_address(image):
+            return fetch_image(image, load)
+        return load(self._in_rgb(image) if isinstance(image, np.ndarray) else as_image(image))
 
     @property
     def names(self) -> dict[int, str]:
@@ -744,5 +756,5 @@ def _in_place(
             one = tracker.update("", one, item.time_s)
         of = getattr(item.input, "path", item.input) if isinstance(item.input, (Input, LiveSource)) else item.input
         path = os.fspath(of) if isinstance(of, (str, os.PathLike)) else ""
-        again = bool(path) and item.time_s is None and not is_address(path)  # a file of one image, which can be read again
+        again = bool(path) and item.time_s is None and not is_web_address(path)  # a file of one image, which can be read again
         yield ImageDetections.of(one, path if again else item.image, path, item.frame, item.time_s)

@@ -16,6 +16,7 @@ from PIL import Image
 pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
 from cli_support import cli, place, run_process, write_images  # noqa: F401 - fixtures
 from engine_graphs import rtx
+from web_support import web
 
 from detrt.data.video import video_writer
 
@@ -35,6 +36,32 @@ def test_images_folders_and_patterns(cli, place):
     ]
     assert [labels(row) for row in rows] == [["blue", "blue"], [], ["blue", "blue"], []]
     assert (rows[0]["width"], rows[0]["height"]) == (24, 16)
+
+
+def test_addresses(cli, place, monkeypatch):
+    """An address that is typed is one more image; outputs are named after it, without its secrets."""
+    monkeypatch.chdir(place)
+    cli("detect", "bundle", "in/blue.png", "--json", "file.jsonl", "-q")
+    file = json.load(open("file.jsonl"))
+    with web(place / "in") as at:
+        named = [f"{at}/blue.png", f"{at}/blue.png?token=hidden&x=1", "in/black.png", f"{at}/./black.png", f"{at}/blue.png"]
+        options = ("--save-dir", "runs", "--save-txt", "txt", "--save-crops", "crops", "-t", 0.7)
+        rows = cli("detect", "bundle", *named, "--json", "-", "-q", *options).lines
+        assert [row["image"] for row in rows] == [named[0], f"{at}/blue.png?token=...&x=1", "in/black.png", named[3]]
+        assert [labels(row) for row in rows] == [labels(file), labels(file), [], []]
+        written = [path.name for path in (place / "runs").rglob("*.png")] + [path.name for path in (place / "txt").rglob("*.txt")]
+        assert len(written) == 8 and "hidden" not in "".join(written) and len(list((place / "crops").rglob("*.jpg"))) == 4
+        two = cli("detect", "bundle", *named, "--json", "-", "-q", "-t", 0.7, "--device", "cpu,cpu").lines
+        assert two == rows
+        cli("detect", "bundle", f"{at}/none.png", "in/blue.png", "--skip-bad", "--json", "left.jsonl", code=2)
+        assert json.loads(open("left.jsonl").read())["image"] == "in/blue.png"
+        refusal = cli("detect", "bundle", f"{at}/none.png", code=2).err
+        assert f"'{at}/none.png' cannot be fetched" in refusal and "check the address" in refusal
+        cli.refused("detect", "bundle", f"{at}/film.mp4", names=f"{at}/film.mp4", advice="download it first")
+        (place / "in" / "text.jpg").write_text("no image")
+        refusal = cli("detect", "bundle", f"{at}/text.jpg", code=2).err
+        assert f"'{at}/text.jpg': the image (8 bytes)" in refusal and "save it as PNG or JPEG" in refusal
+        cli.refused("verify", "bundle", "--images", f"{at}/blue.png", names="blue.png", advice="download it first")
 
 
 def test_standard_output_is_json_alone(place):

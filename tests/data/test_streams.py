@@ -16,7 +16,8 @@ import pytest
 pytest.importorskip("av", reason="needs the 'video' extra")
 from stream_sender import cameras, read_number
 
-from detrt.data.live import _Lag, live_frames, live_source, without_secrets
+from detrt.data.addresses import without_secrets
+from detrt.data.live import _Lag, live_frames, live_source
 from detrt.data.stream_config import StreamConfig
 from detrt.data.streams import LiveStreams
 from detrt.data.video import video_writer

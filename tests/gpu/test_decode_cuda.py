@@ -153,3 +153,18 @@ def test_detections_in_files(model: Any, tmp_path: Any) -> None:
         assert isinstance(one, ImageResult) and isinstance(other, ImageResult)
         mine, theirs = one.record.detections, other.record.detections
         assert mine.labels == theirs.labels and np.abs(mine.boxes_xyxy - theirs.boxes_xyxy).max(initial=0) < 3
+
+
+@pytest.mark.parametrize("other_stream", [False, True])
+def test_tensors_on_the_gpu(model: Any, other_stream: bool) -> None:
+    """Equal to the same image as an array, also where the caller fills the tensor on a stream of its own."""
+    image = draw_scene(3).image
+    with Detector(OnGpu(model), threshold=0.0) as detector:
+        want = detector(image)
+        stream = torch.cuda.Stream() if other_stream else torch.cuda.current_stream()
+        with torch.cuda.stream(stream):
+            tensor = torch.zeros((3, *image.shape[:2]), device="cuda")
+            torch.cuda._sleep(100_000_000)
+            tensor.copy_(torch.from_numpy(image).permute(2, 0, 1).float() / 255)
+            found = detector(tensor)
+        assert np.array_equal(found.scores, want.scores) and np.array_equal(load_image(found.image), image)

@@ -128,7 +128,9 @@ def detect(
     ],
     inputs: Annotated[
         list[str],
-        typer.Argument(help="Images, videos, folders (searched at any depth), patterns; or cameras: rtsp://..., /dev/video0."),
+        typer.Argument(
+            help="Images, also https://..., videos, folders (searched at any depth), patterns; or cameras: rtsp://..., /dev/video0."
+        ),
     ],
     detector: ImageOptions,
     prompt: PromptOptions,
@@ -198,7 +200,7 @@ def _detect_here(
     from rich.console import Console
 
     from ..data.coco import load_coco
-    from ..data.images import expand_inputs
+    from ..data.given import typed_inputs
     from ..data.sinks import TRACK_COLUMNS
     from ..detector import Detector
     from ..jobs.annotate import AnnotatedCopies, ObjectFiles
@@ -207,7 +209,7 @@ def _detect_here(
     from ..jobs.track import track_objects
     from . import show
 
-    inputs = expand_inputs(names)
+    inputs = typed_inputs(names)
     if output.save_dir is not None:
         inputs = exclude_outputs(output.save_dir, inputs, names)
     if output.every > 1 and not any(source.kind == "video" for source in inputs):
@@ -215,7 +217,7 @@ def _detect_here(
     truth = None if output.coco_images is None else load_coco(output.coco_images, annotations=False)
     if truth is not None:
         for source in inputs:  # now, rather than after an hour
-            truth.image_id(str(source.path))
+            truth.image_id(source.name)
     if output.save_crops is not None and len(run.device) > 1 and any(source.kind == "video" for source in inputs):
         raise DetrtError(f"--save-crops of videos runs on one device; got --device {','.join(run.device)}")
     tracker = track.make_for_files(inputs, run.device)

@@ -94,13 +94,13 @@ class Tally:
 
     images: int = 0
     labels: Counter[str] = field(default_factory=Counter)
-    bad: list[Path | str] = field(default_factory=list)
+    bad: list[str] = field(default_factory=list)
 
     def check(self, inputs: int) -> None:
         """Raise ImageError where some of `inputs` could not be read."""
         if self.bad:
             raise ImageError(
-                f"{len(self.bad)} of {inputs} inputs could not be read: {', '.join(map(str, self.bad[:3]))}"
+                f"{len(self.bad)} of {inputs} inputs could not be read: {', '.join(self.bad[:3])}"
                 f"{' ...' if len(self.bad) > 3 else ''}{'; all others were done' if len(self.bad) < inputs else ''}"
             )
 
@@ -124,7 +124,7 @@ def write_all(
         if isinstance(item, ImageFailure):
             if strict:
                 raise item.error
-            tally.bad.append(item.input.path)
+            tally.bad.append(item.input.name)
             say(Console(stderr=True), f"skipped: {item.error}", "red")
             continue
         for write in writers:

@@ -5,18 +5,24 @@ An address is fetched only where a caller wrote it: nothing in a file, an annota
 
 from __future__ import annotations
 
+import hashlib
+import math
 import os
+import re
 import time
+import urllib.parse
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import ImageError
+from .addresses import is_web_address, without_secrets
 from .arguments import is_tensor, read_open_file
-from .images import VIDEO_SUFFIXES, ImageSource, Input, expand_inputs
-from .live import LiveSource, live_source, without_secrets
+from .images import VIDEO_SUFFIXES, ImageSource, Input, expand_inputs, load_image
+from .live import LiveSource, live_source
+from .raw_image import LoadedImage
 
 MAX_BYTES = 64 * 2**20  # of a fetched file
 TIMEOUT_S = 30.0  # for all of it
@@ -33,11 +39,6 @@ class TensorLike(Protocol):
 
 
 AnyImage = ImageSource | BinaryIO | TensorLike
-
-
-def is_address(value: object) -> bool:
-    """Whether a value is the text of an http or https address."""
-    return isinstance(value, str) and value[:8].lower().startswith(("http://", "https://"))
 
 
 def fetch(address: str, *, max_bytes: int = MAX_BYTES, timeout_s: float = TIMEOUT_S) -> bytes:
@@ -83,13 +84,11 @@ def fetch(address: str, *, max_bytes: int = MAX_BYTES, timeout_s: float = TIMEOU
 
 
 def as_image(value: Any) -> Any:
-    """An image as `load_image` takes it. Paths, bytes, arrays and PIL images stay.
+    """An image, not at an address, as `load_image` takes it. Paths, bytes, arrays and PIL images stay.
 
     Raises:
-        ImageError: an address that cannot be fetched, a tensor that is no image, or a name of many images.
+        ImageError: a tensor that is no image, or a name of many images.
     """
-    if is_address(value):
-        return fetch(value)
     if isinstance(value, (str, os.PathLike)):
         name = os.fspath(value)
         what = "a folder" if os.path.isdir(name) else "a video" if Path(name).suffix.lower() in VIDEO_SUFFIXES else ""
@@ -100,25 +99,79 @@ def as_image(value: Any) -> Any:
         return value
     if callable(getattr(value, "read", None)) and not isinstance(value, np.ndarray):
         return read_open_file(value)
-    return _pixels(value) if is_tensor(value) else value
+    return tensor_pixels(value).cpu().numpy() if is_tensor(value) else value
 
 
-def _pixels(tensor: Any) -> NDArray[np.uint8]:
-    """A tensor (3, H, W) or (H, W, 3), uint8 or floats from 0 to 1, as (H, W, 3) uint8. Two sides of 3: the first is the channels."""
-    pixels = tensor.detach().cpu().numpy()
+def fetch_image(address: str, load: Callable[[bytes], LoadedImage] = load_image) -> LoadedImage:
+    """The image at an http or https address, read by `load`. Raises ImageError, which names the address."""
+    data = fetch(address)
+    try:
+        return load(data)
+    except ImageError as error:
+        raise ImageError(f"'{without_secrets(address)}': {error}") from None
+
+
+def read_input(source: Input) -> LoadedImage:
+    """The image of an input, fetched where that is an address. Raises ImageError."""
+    return fetch_image(source.address) if source.address else load_image(source.path)
+
+
+def typed_inputs(names: Sequence[str]) -> list[Input]:
+    """As `expand_inputs`, for names that a person typed: an http or https address of an image is one more input.
+
+    Raises:
+        ImageError: as `expand_inputs`, or the address of a video.
+    """
+    groups = [[] if is_web_address(name) else expand_inputs([name]) for name in names]
+    taken = {source.path: "" for group in groups for source in group}
+    for name, group in zip(names, groups, strict=True):
+        if is_web_address(name):
+            path = _path_of(name)
+            if taken.setdefault(path, name) != name:  # they differ in what the path leaves out
+                path = path.with_name(f"{path.stem}-{hashlib.sha256(name.encode()).hexdigest()[:8]}{path.suffix}")
+            group.append(Input(path, "image", name))
+    return list(dict.fromkeys(source for group in groups for source in group)) or expand_inputs([])
+
+
+def _path_of(address: str) -> Path:
+    """The host and path of an address as a relative path."""
+    try:
+        parts = urllib.parse.urlsplit(address)
+    except ValueError as error:  # brackets of IPv6
+        raise ImageError(f"'{without_secrets(address)}' is no address: {error}; check it") from None
+    steps = [parts.hostname or "", *urllib.parse.unquote(parts.path).split("/")]
+    path = Path(*(re.sub(r"[^\w.-]+", "_", step) for step in steps if step.strip(".")))
+    if path.suffix.lower() in VIDEO_SUFFIXES:
+        raise ImageError(f"'{without_secrets(address)}' is the address of a video; download it first, and give the file")
+    return path
+
+
+def tensor_pixels(tensor: Any) -> Any:
+    """A tensor (3, H, W) or (H, W, 3), uint8 or floats from 0 to 1, as one of (H, W, channels) uint8 on the same device.
+
+    Two sides of 3: the first is the channels.
+
+    Raises:
+        ImageError: another shape, type or range.
+    """
+    pixels = tensor.detach()
     shape = tuple(pixels.shape)
     if pixels.ndim == 3 and shape[0] in _CHANNELS and (shape[2] not in _CHANNELS or shape[0] == 3):
-        pixels = pixels.transpose(1, 2, 0)
-    elif pixels.ndim != 2 and not (pixels.ndim == 3 and shape[2] in _CHANNELS):
+        pixels = pixels.permute(1, 2, 0)
+    elif pixels.ndim == 2:
+        pixels = pixels[..., None]
+    elif not (pixels.ndim == 3 and shape[2] in _CHANNELS):
         raise ImageError(f"a tensor of an image has the shape (3, H, W) or (H, W, 3), and of several (n, 3, H, W); got {shape}")
-    if pixels.dtype == np.uint8:
+    kind = str(pixels.dtype).removeprefix("torch.")
+    if kind == "uint8":
         return pixels
-    if pixels.dtype.kind != "f" or not pixels.size or not (pixels.min() >= 0 and pixels.max() <= 1):
-        span = f"{pixels.min():g} to {pixels.max():g}" if pixels.size else "no pixels"
+    low, high = (float(pixels.min()), float(pixels.max())) if pixels.numel() and not pixels.is_complex() else (0.0, math.nan)
+    if not pixels.is_floating_point() or not (low >= 0 and high <= 1):
+        span = f"{low:g} to {high:g}" if pixels.numel() else "no pixels"
         raise ImageError(
-            f"a tensor of an image is uint8 (0 to 255) or float (0 to 1), before any normalisation; got {pixels.dtype}, {span}"
+            f"a tensor of an image is uint8 (0 to 255) or float (0 to 1), before any normalisation; got {kind}, {span}"
         )
-    return np.rint(pixels.astype(np.float32) * 255).astype(np.uint8)
+    return (pixels.float() * 255).round().byte()
 
 
 def media_of(source: Any) -> list[Input] | LiveSource | None:
@@ -131,7 +184,7 @@ def media_of(source: Any) -> list[Input] | LiveSource | None:
     """
     if isinstance(source, int) and not isinstance(source, bool) and source >= 0:
         source = f"/dev/video{source}"
-    if not isinstance(source, (str, os.PathLike)) or (is_address(source) and live_source(str(source)) is None):
+    if not isinstance(source, (str, os.PathLike)) or (is_web_address(source) and live_source(str(source)) is None):
         return None
     camera = live_source(source) if isinstance(source, str) else None
     return camera or expand_inputs([source])

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from ..errors import ImageError
+from .addresses import without_secrets
 from .raw_image import EncodedImage, RawImage
 
 # The size at which Pillow itself refuses an image: 0.5 GB of RGB pixels.
@@ -57,10 +58,19 @@ _TRANSPOSE = {
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A file to detect in, not opened yet. kind: "image" or "video"."""
+    """What to detect in, not opened yet. kind: "image" or "video".
+
+    address: of an image that is fetched; path then consists of its host and path, which name the outputs.
+    """
 
     path: Path
     kind: str = "image"
+    address: str = ""
+
+    @property
+    def name(self) -> str:
+        """The path, or the address without secrets, for records and messages."""
+        return without_secrets(self.address) or str(self.path)
 
 
 def load_image(source: ImageSource | RawImage, *, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..errors import ImageError, MissingPackageError
 from ..system import usable_cores
+from .addresses import without_secrets
 from .images import IMAGE_SUFFIXES, MAX_PIXELS, VIDEO_SUFFIXES
 from .raw_image import LoadedImage
 from .video import CPU_THREADS, DEMUXERS, image_of, import_av, open_video
@@ -42,14 +43,8 @@ _PROTOCOLS = ("rtp", "srtp", "udp", "udplite", "tcp", "tls", "http", "https", "h
 _PROTOCOLS += ("rtmp", "rtmps", "rtmpt", "rtmpts", "rtmpe", "ffrtmpcrypt", "ffrtmphttp")
 _CONTROL = re.compile(r"[\x00-\x20\x7f]")
 _DEVICE = re.compile(r"/dev/video\d+")
-# Also in the path, as recorders with firmware of Xiongmai have it: /user=admin_password=x_channel=1_stream=0.sdp
-_SECRET = re.compile(
-    r"(?i)([?&/_][^=&/]*(?:pass|pwd|user|token|secret|auth|key)[^=&/]*?=).*?(?=_(?:password|channel|stream)=|[&#]|$)"
-)
 # USER:PA/SS@HOST and USER:1/2@HOST:PORT: what is before the first slash is neither a host and port nor all of a password
 _SPLIT_PASSWORD = re.compile(r"(?!\[)[^/?#@]*:(?:(?!\d*[/?#])[^/?#@]*[/?#].*@|\d*[/?#].*@[^/@]+:\d+(?:/|$))")
-# USER:12/34@HOST reads like a host with the port 12, whose path has an "@": what may be a password is not shown.
-_LIKE_A_PORT = re.compile(r"[^/?#@\[\]]*:\d+$")
 # A clock that a camera runs faster or slower by, and a jump of its time stamps that is no delay.
 _CLOCK_DRIFT, _JUMP_S = 1e-3, 10.0
 _MOST_REORDERED = 64  # packets whose frames are still to come; more have none
@@ -115,17 +110,6 @@ def live_source(name: str, *, files: bool = False) -> LiveSource | None:
     if not Path(name).is_file():
         raise ImageError(f"there is no video file '{name}' to read as a camera; check the path")
     return LiveSource(name, "file")
-
-
-def without_secrets(address: str) -> str:
-    """An address without user name, password and such parameters."""
-    scheme, colon, rest = address.partition("://")
-    if not colon:
-        return address
-    host, slash, path = rest.partition("/")
-    if _LIKE_A_PORT.match(host) and "@" in path:
-        return _SECRET.sub(r"\1...", f"{scheme}://...@{path.rpartition('@')[2]}")
-    return _SECRET.sub(r"\1...", f"{scheme}://{host.rpartition('@')[2]}{slash}{path}")
 
 
 def live_frames(

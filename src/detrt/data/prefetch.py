@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ..errors import ImageError
-from .images import load_image
+from .given import fetch_image
+from .images import Input, load_image
 from .raw_image import LoadedImage, RawImage
 from .video import Frame, raw_frames
 
@@ -30,6 +31,11 @@ class MediaInput(Protocol):
     def path(self) -> Any: ...
 
     @property
+    def name(self) -> str:
+        """Of records and messages."""
+        ...
+
+    @property
     def kind(self) -> str: ...
 
 
@@ -40,7 +46,7 @@ class ReadImage:
     frame, time_s: of a video: index from 0, and seconds from the start of the file; None of an image file.
     """
 
-    input: MediaInput
+    input: Any  # a MediaInput, a camera, or an image that was given by itself
     image: LoadedImage | ImageError
     frame: int | None = None
     time_s: float | None = None
@@ -70,7 +76,11 @@ class Prefetcher:
 
     def begin(self, source: MediaInput) -> Begun:
         """Start to decode an image file."""
-        return Begun(source, self._pool.submit(self._load, source.path))
+        return Begun(source, self._pool.submit(self._read, source))
+
+    def _read(self, source: MediaInput) -> LoadedImage:
+        address = source.address if isinstance(source, Input) else ""
+        return fetch_image(address, self._load) if address else self._load(source.path)
 
     def load_batch(self, images: Sequence[Any]) -> list[LoadedImage]:
         """`try_batch`. Raises ImageError where one of them cannot be read."""
@@ -126,7 +136,7 @@ class Prefetcher:
             if isinstance(source, Begun):
                 yield source.input, source.image
             elif source.kind != "video":
-                yield source, self._pool.submit(self._load, source.path)
+                yield source, self._pool.submit(self._read, source)
             else:
                 try:
                     for frame in raw_frames(source.path, every=every, planar=planar, gpu=self._decoder):

@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 from ..data.draw import draw_detections
+from ..data.given import read_input
 from ..data.images import Input, load_image
 from ..data.live import LiveSource
 from ..data.result import WRITTEN_SUFFIXES, crops_of, save_image
@@ -50,7 +51,8 @@ class AnnotatedCopies:
         root = os.path.commonpath([path.parent for path in sources]) if sources else ""
         self._paths = {source: self.folder / _copy_name(path.relative_to(root), source.kind) for path, source in sources.items()}
         for source, target in self._paths.items():
-            if Path(os.path.abspath(target)) in sources:
+            replaced = sources.get(Path(os.path.abspath(target)))
+            if replaced is not None and not replaced.address:
                 raise OutputError(
                     f"the annotated copy of '{source.path}' would replace the input '{target}'; give another `save_dir`"
                 )
@@ -118,7 +120,7 @@ class ObjectFiles:
                 temporary.write_text(text, "utf-8")
         if self._crops is None:
             return
-        pixels = load_image(found.input.path if found.image is None else found.image)
+        pixels = load_image(read_input(found.input) if found.image is None else found.image)
         for number, (label, crop) in enumerate(zip(record.detections.labels, crops_of(pixels, record.detections), strict=True)):
             folder = re.sub(r"[^\w -]+", "_", label).strip() or "_"  # a label may hold anything, also ".."
             save_image(Image.fromarray(crop), self._crops / folder / f"{name}-{number}.jpg")

@@ -173,7 +173,7 @@ class DevicePool:
             running, waiting = list(worker.tasks)[:1], list(worker.tasks)[1:]
             repeated, lost = after_death(running)
             if lost:
-                names = ", ".join(str(source.path) for source in lost[0].inputs[:8])
+                names = ", ".join(source.name for source in lost[0].inputs[:8])
                 raise SessionError(
                     f"{worker.ending()}, the second one to end while it detected in {names}; leave these out, or use a "
                     "smaller batch or size if it ran out of memory"

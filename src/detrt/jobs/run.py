@@ -83,7 +83,7 @@ def detect_inputs(
                 result = item.image if isinstance(item.image, ImageError) else next(found)
                 if not isinstance(result, ImageError):
                     assert not isinstance(item.image, ImageError)
-                    yield ImageResult(item.input, Record(str(item.input.path), result, item.frame, item.time_s), item.image)
+                    yield ImageResult(item.input, Record(item.input.name, result, item.frame, item.time_s), item.image)
                 elif item.frame is None or item.input not in refused:
                     refused.add(item.input)
                     yield ImageFailure(item.input, result)
@@ -116,7 +116,7 @@ def _finish(
             except SessionError as own:
                 again = own
             height, width, _ = item.image.shape  # type: ignore[union-attr]
-            found.append(ImageError(f"'{item.input.path}', of {height}x{width} pixels, fails in the model: {again}"))
+            found.append(ImageError(f"'{item.input.name}', of {height}x{width} pixels, fails in the model: {again}"))
         if all(isinstance(one, ImageError) for one in found):
             try:
                 detector.submit([np.zeros((*detector.spec.input.size_hw, 3), np.uint8)]).result()
@@ -143,7 +143,11 @@ def exclude_outputs(folder: Path | str, inputs: Sequence[Input], named: Sequence
     """
     inside = Path(os.path.abspath(folder))
     explicit = {Path(name) for name in named}
-    kept = [source for source in inputs if source.path in explicit or inside not in Path(os.path.abspath(source.path)).parents]
+    kept = [
+        source
+        for source in inputs
+        if source.address or source.path in explicit or inside not in Path(os.path.abspath(source.path)).parents
+    ]
     if not kept:
         raise ImageError(f"all inputs lie in the output folder '{folder}'; give another `save_dir`")
     return kept

@@ -278,3 +278,30 @@ def test_a_prompt_is_told_once(tmp_path):
         assert all(len(found) == 2 for found in times.values()) and min(map(min, times.values())) > 0
         # Prompts of their own take the CPU's way.
         assert len(there(images[:1], prompts=["blue."])[0]) == len(here(images[:1], prompts=["blue."])[0])
+
+
+@pytest.mark.parametrize("form", ["channels first", "channels last", "float", "one channel", "four channels"])
+def test_a_tensor_of_the_device_stays_there(form, exported):
+    image = source(50, 70)
+    tensor = {
+        "channels first": torch.from_numpy(image).permute(2, 0, 1),
+        "channels last": torch.from_numpy(image),
+        "float": torch.from_numpy(image).permute(2, 0, 1).contiguous() / 255,
+        "one channel": torch.from_numpy(image[..., 0]),
+        "four channels": torch.from_numpy(np.dstack([image, image[..., :1]])),
+    }[form]
+    want = np.repeat(image[..., :1], 3, 2) if form == "one channel" else image
+    with Detector(OnDevice(exported("detr").path), threshold=0.0, batch_size=2) as detector:
+        expected = detector(want)
+        first, second = detector([tensor, tensor])
+        kept = detector(tensor)
+        for found in (first, second, kept):
+            assert np.array_equal(found.boxes_xyxy, expected.boxes_xyxy) and np.array_equal(found.scores, expected.scores)
+        assert np.array_equal(load_image(kept.image), want) and kept.plot().size == (70, 50)
+        (refused,) = detector([tensor.float() + 2], skip_bad=True)
+        assert isinstance(refused, ImageError) and "before any normalisation" in str(refused)
+        seen = []
+        submit = detector.submit
+        detector.submit = lambda images, *args, **more: seen.extend(images) or submit(images, *args, **more)
+        detector([tensor, image])
+        assert [type(one).__name__ for one in seen] == ["GpuImage", "ndarray"]

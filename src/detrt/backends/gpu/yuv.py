@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...data.given import tensor_pixels
 from ...data.raw_image import ORIENTATIONS, Colours, LoadedImage, RawImage, YuvImage, upright, yuv_to_rgb
 from ...models.ops.msda import triton_available
 from .staging import BatchLayout
@@ -93,6 +94,21 @@ class GpuImage(RawImage):
         if self.ready is not None:
             self.ready.synchronize()
         return np.ascontiguousarray(self.pixels.cpu().numpy())
+
+
+def gpu_image(tensor: Tensor) -> GpuImage:
+    """A tensor of an image, as `data.given.tensor_pixels` takes it, on its device; in use by the caller's current stream.
+
+    Raises:
+        ImageError: it is no image.
+    """
+    pixels = tensor_pixels(tensor)
+    pixels = pixels[..., :3] if pixels.shape[2] > 1 else pixels.expand(-1, -1, 3)
+    ready = None
+    if pixels.is_cuda:
+        ready = torch.cuda.Event()
+        ready.record(torch.cuda.current_stream(pixels.device))
+    return GpuImage(pixels, ready)
 
 
 def copy_to_block(block: Tensor, plan: BatchLayout, images: Sequence[LoadedImage]) -> list[RawImage]:

@@ -160,6 +160,10 @@ class _ShardImage:
     path: str
     kind: str = "image"
 
+    @property
+    def name(self) -> str:
+        return self.path
+
 
 def read_image(address: str, load: Load = load_image) -> LoadedImage:
     """The image at a local path or an address, read by `load`. Raises ImageError."""

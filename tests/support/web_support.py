@@ -1,0 +1,50 @@
+"""A web server with the files of a folder, and with answers that a client must not trust."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import http.server
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """/endless sends for ever, /slow for a second, /elsewhere leads to a file of the machine."""
+
+    def do_GET(self):
+        if self.path == "/endless":
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while True:
+                    self.wfile.write(b"x" * 65536)
+        elif self.path == "/slow":
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                for _ in range(20):
+                    self.wfile.write(b"x")
+                    self.wfile.flush()
+                    time.sleep(0.05)
+        elif self.path == "/elsewhere":
+            self.send_response(302)
+            self.send_header("Location", "file:///etc/hostname")
+            self.end_headers()
+        else:
+            super().do_GET()
+
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def web(folder: Path) -> Iterator[str]:
+    """The address of a running server."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=folder))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
