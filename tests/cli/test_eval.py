@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
 pytest.importorskip("pycocotools", reason="needs the 'eval' extra")
 from cli_support import cli, place  # noqa: F401 - fixtures
+from PIL import Image
 
 
 @pytest.fixture
@@ -88,6 +89,29 @@ def test_thresholds_go_from_eval_to_detect(cli, place, truth):
     assert "no more than chance" in (place / "two.html").read_text("utf-8")
 
 
+def test_two_models_in_one_run(cli, place, truth):
+    """A model beside itself loses nothing; one that misses what the other finds loses on that image, which is shown."""
+    pytest.importorskip("matplotlib", reason="needs the 'bench' extra")
+    common = ("eval", "bundle", "--images", ".", "--ground-truth", "gt.json", "--iou-type", "bbox")
+    same = cli(*common, "--against", "bundle", "--plot", "same.svg", "--save", "all.json")
+    assert "AP +0.0000 against bundle; 95 % interval +0.0000 to +0.0000" in " ".join(same.out.split())
+    assert (place / "same.svg").read_text("utf-8").count("<svg") == 1
+    known, found = json.loads((place / "gt.json").read_text()), json.loads((place / "all.json").read_text())
+    image = known["annotations"][0]["image_id"]
+    more = {"image_id": image, "category_id": known["annotations"][0]["category_id"], "bbox": [0, 0, 3, 3]}
+    known["annotations"].append({"id": 99, **more})
+    (place / "gt.json").write_text(json.dumps(known))
+    (place / "better.json").write_text(json.dumps([*found, {**more, "score": 1.0}]))
+    done = cli(*common, "--against", "better.json", "--plot", "two.png", "--report", "two.html")
+    difference = float(re.search(r"AP (-[\d.]+) against better.json", " ".join(done.out.split()))[1])
+    name = next(one["file_name"] for one in known["images"] if one["id"] == image).rpartition("/")[2]
+    page = (place / "two.html").read_text("utf-8")
+    lost = page.split("Images that lost most")[1].split("</section>")[0]
+    assert difference < 0 and lost.count("data:image/jpeg") == 3 and f"{name}: AP -" in lost
+    with Image.open(place / "two.png") as picture:
+        assert picture.format == "PNG" and picture.width > 1500
+
+
 def test_what_is_refused(cli, place, truth):
     common = ("eval", "bundle", "--images", ".", "--ground-truth", "gt.json")
     cli.refused(*common, "--thresholds", "x.json", "--at-precision", "1.5", names="--at-precision", advice="at most 1")
@@ -102,6 +126,12 @@ def test_what_is_refused(cli, place, truth):
         names="--at-recall",
         advice="one of them",
     )
+    cli.refused(*common, "--against", "bundel", names="bundel", advice="give a bundle folder")
+    cli.refused(*common, "--against", "bundle", "--resume", "state.jsonl", names="--resume", advice="leave it out")
+    cli.refused(*common, "--plot", "x.pdf", names="x.pdf", advice=r"end in .svg or .png")
+    (place / "all.json").write_text("[]")
+    saved = ("eval", "--results", "all.json", "--ground-truth", "gt.json", "--against", "bundle")
+    cli.refused(*saved, names="'bundle' is one", advice="--against FILE.json")
     (place / "bad.json").write_text('{"blue": 3}')
     cli.refused("detect", "bundle", "in", "--class-thresholds", "bad.json", names="bad.json", advice="from 0 to 1")
     cli.refused("detect", "bundle", "in", "--class-thresholds", "none.json", names="none.json", advice="cannot be read")

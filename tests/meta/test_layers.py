@@ -60,7 +60,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "cv2": ("data/live.py",),
     "trackers": ("data/track.py",),
     "nvidia": ("backends/gpu/decoder.py",),
-    "matplotlib": ("bench/plot.py",),
+    "matplotlib": ("data/figure.py", "bench/plot.py"),
     "cuda": ("backends/tensorrt/cuda.py",),
     "ray": ("jobs/ray/actors.py",),
     "pyarrow": ("jobs/ray/parquet.py",),

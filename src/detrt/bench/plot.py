@@ -5,37 +5,19 @@ A colour is a backend and a marker is a model, in all panels; one legend says wh
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..errors import DetrtError, MissingPackageError
-from ..files import check_place, write_bytes
+from ..data.figure import COLOURS, check_figure, new_figure, save_figure
 from .config import SCOPES
 
-SUFFIXES = (".svg", ".png")
 MAX_PARTS = 9
-# Okabe and Ito's colours, which people with any kind of colour vision can tell apart.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31", "#7F7F7F")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 STACKED = (*COLOURS[:6], "#F0E442", "#8C6D31", "#9467BD", "#C7C7C7")
 Panel = Callable[[Any], None]
-
-
-def check_plot(path: str | os.PathLike) -> None:
-    """Check the file and the package before minutes of measuring.
-
-    Raises:
-        DetrtError: a file that is neither SVG nor PNG. OutputError: it cannot be written. MissingPackageError: matplotlib is not
-            installed.
-    """
-    if Path(path).suffix.lower() not in SUFFIXES:
-        raise DetrtError(f"`plot` must end in {' or '.join(SUFFIXES)}; got '{os.fspath(path)}'")
-    check_place(path)
-    _matplotlib()
 
 
 def write_plot(report: dict[str, Any], path: str | os.PathLike) -> None:
@@ -43,15 +25,14 @@ def write_plot(report: dict[str, Any], path: str | os.PathLike) -> None:
     roofline where they were measured.
 
     Raises:
-        DetrtError, OutputError, MissingPackageError: as `check_plot`.
+        DetrtError, OutputError, MissingPackageError: as `data.figure.check_figure`.
     """
-    check_plot(path)
-    figure_class = _matplotlib()
+    check_figure(path)
     look = _Look(report["rows"])
     panels = _panels(report, look)
     columns = min(len(panels), 3 if len(panels) > 4 else 2)
     lines = -(-len(panels) // columns)
-    figure = figure_class(figsize=(5.4 * columns, 4.0 * lines + 0.8), layout="constrained")
+    figure = new_figure(5.4 * columns, 4.0 * lines + 0.8)
     axes = figure.subplots(lines, columns, squeeze=False).flatten()
     for draw, ax in zip(panels, axes, strict=False):
         draw(ax)
@@ -65,9 +46,7 @@ def write_plot(report: dict[str, Any], path: str | os.PathLike) -> None:
         frameon=False,
     )
     figure.suptitle(_machine(report["machine"]), fontsize=9)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=Path(path).suffix.lower()[1:], dpi=130)
-    write_bytes(Path(path), buffer.getvalue())
+    save_figure(figure, path)
 
 
 class _Look:
@@ -223,11 +202,3 @@ def _roofline(ax: Any, parts: Sequence[dict[str, Any]], look: _Look) -> None:
 
 def _bar_name(part: dict[str, Any]) -> str:
     return f"{short(part['model'])}\n{part['backend']}"
-
-
-def _matplotlib() -> Any:
-    try:
-        from matplotlib.figure import Figure  # no pyplot: no window, no state
-    except ImportError:
-        raise MissingPackageError("matplotlib", "bench", "drawing plots") from None
-    return Figure

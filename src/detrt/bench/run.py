@@ -38,9 +38,9 @@ def bench(models: Sequence[str], config: BenchConfig, progress: StageProgress | 
         meter.rows = measure_checkpoints(models, config, report)
     else:
         if config.plot is not None:
-            from .plot import check_plot
+            from ..data.figure import check_figure
 
-            check_plot(config.plot)
+            check_figure(config.plot)
         measure_bundles(models, meter, report)
     settings = config.to_dict(kind) | ({"scopes": config.scopes or SCOPES} if kind == BUNDLES else {})
     result = {"machine": machine(), "config": settings, "rows": meter.rows}

@@ -60,11 +60,15 @@ class ChoiceOptions:
     at_recall: float | None = field(
         default=None, metadata={"help": "Thresholds of best precision with this recall instead.", "needs": {"thresholds": ()}}
     )
-    against: Path | None = field(
-        default=None, metadata={"help": "Results of another model (--save): is the difference more than chance?"}
+    against: str | None = field(
+        default=None,
+        metadata={"help": "Another model, or its results (--save): is the difference more than chance, and on which images?"},
     )
     report: Path | None = field(
         default=None, metadata={"help": "Write curves, confusions and the comparison as an HTML page.", "writes": "text"}
+    )
+    plot: Path | None = field(
+        default=None, metadata={"help": "Write the same as a figure, FILE.svg or FILE.png.", "writes": "file"}
     )
 
     def __post_init__(self) -> None:
@@ -76,20 +80,28 @@ class ChoiceOptions:
         for path in (self.thresholds, self.report):
             if path is not None:
                 files.check_place(path)
+        if self.plot is not None:
+            from ..data.figure import check_figure
 
-    def write(self, report: EvalReport, name: str, ground_truth: Path, limit: int | None) -> str:
+            check_figure(self.plot)
+
+    @property
+    def saved(self) -> Path | None:
+        """The saved results of another model; None of a model, or where there is no other."""
+        path = None if self.against is None else Path(self.against)
+        return path if path is not None and path.suffix.lower() in (".json", ".jsonl") else None
+
+    def write(self, report: EvalReport, name: str, other: EvalReport | None) -> str:
         """Write what was asked for. Returns a line that says how another model differs, or ""."""
-        from ..evaluation.coco import evaluate_results
         from ..evaluation.curves import compare, write_thresholds
 
         if self.thresholds is not None:
             write_thresholds(report.curves, self.thresholds, precision=self.at_precision, recall=self.at_recall)
         against, said = None, ""
-        if self.against is not None:
+        if self.against is not None and other is not None:
             assert report.dataset is not None
-            other = evaluate_results(self.against, ground_truth, limit=limit, iou_type=report.iou_type)
             found = compare(other.evaluation, report.evaluation, report.dataset)
-            against = str(self.against), found
+            against = self.against, other, found
             said = (
                 f"AP {found.difference:+.4f} against {self.against}; 95 % interval {found.low:+.4f} to {found.high:+.4f} "
                 f"({found.samples} draws of images)"
@@ -98,6 +110,10 @@ class ChoiceOptions:
             from ..evaluation.eval_page import write_eval_page
 
             write_eval_page(report, self.report, model=name, against=against)
+        if self.plot is not None:
+            from ..evaluation.eval_plot import write_eval_plot
+
+            write_eval_plot(report, self.plot, model=name, against=against)
         return said
 
 
@@ -122,6 +138,7 @@ def evaluate(
     load: Given[LoadOptions],
 ) -> None:
     """COCO average precision: all twelve metrics and one for each class."""
+    from ..backends.open import load_options_for
     from ..backends.search import SessionOptions
     from ..evaluation.coco import SEGM, evaluate_results
     from ..evaluation.results import write_results
@@ -134,6 +151,11 @@ def evaluate(
         raise DetrtError(
             "detrt eval needs annotations; give --ground-truth FILE (COCO JSON, YOLO data.yaml or a Pascal VOC folder)"
         )
+    beside = choice.against if choice.saved is None else None  # another model to run
+    if beside is not None and results is not None:
+        raise DetrtError(f"--results runs no model, and '{beside}' is one; give saved results of it: --against FILE.json")
+    if beside is not None and options.make().resume is not None:
+        raise DetrtError("--resume keeps the results of one model; leave it out, or compare with FILE.json of --save")
     if results is not None:
         given = ["MODEL"] * (model is not None) + [
             flag for group in (options, run, *tuning.values(), load) for flag, _ in group.flags()
@@ -144,11 +166,17 @@ def evaluate(
     else:
         if model is None:
             raise DetrtError("give MODEL and --images DIR, or --results FILE to evaluate saved results")
-        opening = SessionOptions(tuning=tuning.arguments(), load=load.make())
-        report, name = _run(model, ground_truth, options.make(), run.make(), opening, limit, iou_type), model
+        refs = [ref for ref in (model, beside) if ref is not None]
+        openings = [SessionOptions(tuning=tuning.arguments(), load=one) for one in load_options_for(refs, load.make())]
+        report, name = _run(model, ground_truth, options.make(), run.make(), openings[0], limit, iou_type), model
     if save is not None:
         write_results(report.rows, save)
-    said = choice.write(report, name, ground_truth, limit)
+    other = None
+    if choice.saved is not None:
+        other = evaluate_results(choice.saved, ground_truth, limit=limit, iou_type=report.iou_type)
+    elif beside is not None:
+        other = _run(beside, ground_truth, options.make(), run.make(), openings[1], limit, report.iou_type)
+    said = choice.write(report, name, other)
     data = {"model": name, **report.to_dict()}
     if json_file:
         show.write_json(data, json_file)

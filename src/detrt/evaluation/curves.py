@@ -103,6 +103,17 @@ def _matches(evaluation: Any, category: Any) -> list[dict[str, Any]]:
     return parts
 
 
+def best_thresholds(
+    curves: Mapping[str, ClassCurve], *, precision: float | None = None, recall: float | None = None
+) -> dict[str, float]:
+    """The threshold of each class, see `ClassCurve.best`; classes without one are left out."""
+    return {
+        name: curve.threshold(index)
+        for name, curve in curves.items()
+        if (index := curve.best(precision=precision, recall=recall)) is not None
+    }
+
+
 def write_thresholds(
     curves: Mapping[str, ClassCurve], path: Path, *, precision: float | None = None, recall: float | None = None
 ) -> dict[str, float]:
@@ -111,11 +122,7 @@ def write_thresholds(
     Raises:
         OutputError: no class has one, or the file cannot be written.
     """
-    found = {
-        name: curve.threshold(index)
-        for name, curve in curves.items()
-        if (index := curve.best(precision=precision, recall=recall)) is not None
-    }
+    found = best_thresholds(curves, precision=precision, recall=recall)
     if not found:
         raise OutputError(f"no class reaches what was asked of its threshold, so '{path}' would be empty; ask for less")
     rounded = {name: round(value, 6) for name, value in found.items()}

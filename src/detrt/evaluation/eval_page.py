@@ -2,46 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from .. import files
-from ..data.coco import CocoDataset
 from ..data.draw import class_colour
-from ..data.images import load_image
-from ..detections import Detections
 from .coco import METRICS, EvalReport
-from .curves import ClassCurve, Confusion, Difference, confusion_of
+from .curves import ClassCurve, Confusion, Difference, best_thresholds, confusion_of
 from .html import fill_page, html_environment, html_section, html_sides, html_table, svg_line, svg_open, svg_text
-from .results import Row
+from .worst import ShownImage, lost_images, worst_images
 
 _SIDE, _EDGE = 430, 44
 _CURVES = 12  # in one plot
 _WORST = 20
-_SHOWN_IMAGES = 8
 
 
-def write_eval_page(report: EvalReport, path: Path | str, *, model: str, against: tuple[str, Difference] | None = None) -> None:
-    """Write the page. against: another model, and how this one differs from it. Raises OutputError."""
+def write_eval_page(
+    report: EvalReport, path: Path | str, *, model: str, against: tuple[str, EvalReport, Difference] | None = None
+) -> None:
+    """Write the page. against: another model, its report, and how this one differs from it. Raises OutputError."""
     curves = report.curves
-    best = {name: curve.threshold(index) for name, curve in curves.items() if (index := curve.best()) is not None}
+    best = best_thresholds(curves)
     sections = [
         html_section("Metrics", html_table(("", ""), [(name, _share(report.metrics[name])) for name in METRICS], right=(1,)))
     ]
     if against is not None:
-        sections.append(html_section(f"Compared with {against[0]}", _comparison(against[1])))
+        sections.append(html_section(f"Compared with {against[0]}", _comparison(report, *against[1:])))
     sections.append(html_section("Classes", _classes(report, curves)))
     sections.append(html_section("Precision by recall, at an IoU of 0.5", _plots(curves)))
     if report.dataset is not None:
         confusion = confusion_of(report.dataset, report.rows, best, names=report.names)
         sections.append(html_section("Confusions, at the threshold of best F1 of each class", _confusions(confusion)))
         if report.paths:
-            sections.append(html_section("Images with most errors", _worst_images(report, report.dataset, best)))
+            none = "<p>None: everything was found, and nothing else.</p>"
+            sections.append(html_section("Images with most errors", _pictures(worst_images(report)) or none))
     sections.append(html_section("Environment", html_environment()))
     facts = [
         ("model", model),
@@ -141,43 +136,11 @@ def _confusions(found: Confusion) -> str:
     )
 
 
-def _worst_images(report: EvalReport, dataset: CocoDataset, best: Mapping[str, float]) -> str:
-    """Images with most objects that were missed, taken for others or found where nothing is; what is annotated beside what was found."""
-    known: dict[Any, list[Row]] = {entry["id"]: [] for entry in dataset.images}
-    found: dict[Any, list[Row]] = {key: [] for key in known}
-    for into, entries in ((known, dataset.annotations), (found, report.rows)):
-        for entry in entries:
-            into[entry["image_id"]].append(entry)
-    errors = {}
-    for image in dataset.images:
-        alone = replace(dataset, images=[image], annotations=known[image["id"]])
-        counts = confusion_of(alone, found[image["id"]], best, names=report.names).counts
-        errors[image["id"]] = int(counts.sum() - counts.trace()), int(counts.trace())
-    parts = []
-    for key in sorted(errors, key=lambda key: -errors[key][0])[:_SHOWN_IMAGES]:
-        wrong, right = errors[key]
-        if not wrong:
-            break
-        pixels = load_image(report.paths[key])
-        size_hw = (pixels.shape[0], pixels.shape[1])
-        kept = [row for row in found[key] if row["score"] > best.get(report.names[row["category_id"]], 0.5)]
-        sides = [("annotated", _drawn(known[key], report, size_hw)), ("found", _drawn(kept, report, size_hw))]
-        parts.append(html_sides(pixels, sides, f"{report.paths[key].name}: {right} right, {wrong} wrong or missed"))
-    return "".join(parts) or "<p>None: everything was found, and nothing else.</p>"
+def _pictures(shown: Iterable[ShownImage]) -> str:
+    return "".join(html_sides(image.pixels, image.sides, image.caption) for image in shown)
 
 
-def _drawn(rows: Sequence[Row], report: EvalReport, size_hw: tuple[int, int]) -> Detections:
-    """Results entries or annotations as detections, in the colours of their categories."""
-    boxes = [[x, y, x + w, y + h] for x, y, w, h in (row["bbox"] for row in rows)]
-    numbers = list(report.names)
-    ids = [numbers.index(row["category_id"]) for row in rows]
-    labels = tuple(report.names[row["category_id"]] for row in rows)
-    return Detections(
-        np.array(boxes).reshape(-1, 4), np.array([row.get("score", 1.0) for row in rows]), np.array(ids), labels, size_hw
-    )
-
-
-def _comparison(found: Difference) -> str:
+def _comparison(report: EvalReport, other: EvalReport, found: Difference) -> str:
     sure = "more than chance" if found.low > 0 or found.high < 0 else "no more than chance may give"
     figures = [
         ("AP of the other", _share(found.first)),
@@ -187,4 +150,4 @@ def _comparison(found: Difference) -> str:
     ]
     worst = [(name, f"{value:+.3f}") for name, value in list(found.images.items())[:_WORST] if value < 0]
     lost = f"<h3>Images that lost most</h3>{html_table(('image', 'AP'), worst, right=(1,))}" if worst else ""
-    return html_table(("", ""), figures) + lost
+    return html_table(("", ""), figures) + lost + _pictures(lost_images(report, other, found))
