@@ -31,7 +31,7 @@ log = logging.getLogger("detrt.serve")
 # Bytes that the front process parses by itself, in a few milliseconds whatever they are. A reader costs a millisecond.
 SMALL = 64 * 1024
 _START_S = 60.0  # a process that cannot read by then is stuck
-_READERS = 2  # one that is busy with a very large body leaves another
+_READERS = 2  # at most: one that is busy with a very large body leaves another, which is started when it is needed first
 # Memory of a reader beyond that of its start, and more for each byte of the largest body: a number in JSON has up to 8 times
 # its size as a Python object.
 _FREE_MEMORY, _MEMORY_FACTOR = 2**30, 24
@@ -124,9 +124,10 @@ class Readers:
         self._starting: set[LoopWorker] = set()
         self._waiting: dict[LoopWorker, asyncio.Future[Any]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._wanting = 0  # bodies for which no process is free
 
     async def start(self) -> None:
-        """Start the processes, so that the first request need not wait for one; what cannot be started is tried again later."""
+        """Start a process, so that the first request need not wait for one; what cannot be started is tried again later."""
         with contextlib.suppress(OSError):
             await self._fill()
 
@@ -183,21 +184,28 @@ class Readers:
     async def _free(self) -> LoopWorker | None:
         """A process that can read, however long it takes to start; None: one ended before it could. Raises Refused: none can be started."""
         while True:
-            try:
-                await self._fill()
-            except OSError as error:
-                if not self._all:
-                    raise Refused(
-                        503, "no_reader", f"no process can be started to read the body ({error})", retry_after=1
-                    ) from None
-            reader = await self._idle.get()
+            reader = await self._next() if self._idle.empty() else self._idle.get_nowait()
             # One that has ended in idleness has not ended because of this body.
             if reader is None or (reader in self._all and reader.process.poll() is None):
                 return reader
 
+    async def _next(self) -> LoopWorker | None:
+        """The next process that is free, or None, where none is now. Raises Refused: none can be started."""
+        self._wanting += 1
+        try:
+            try:
+                await self._fill()
+            except OSError as error:
+                if not self._all:
+                    text = f"no process can be started to read the body ({error})"
+                    raise Refused(503, "no_reader", text, retry_after=1) from None
+            return await self._idle.get()
+        finally:
+            self._wanting -= 1
+
     async def _fill(self) -> None:
-        """Start what is missing. Raises OSError."""
-        while len(self._all) < _READERS:
+        """Start what is missing: one process, and one for each body that waits, as far as they may be. Raises OSError."""
+        while not self._all or (len(self._starting) < self._wanting and len(self._all) < _READERS):
             reader = LoopWorker("reader")
             self._all.add(reader)
             self._starting.add(reader)
