@@ -30,13 +30,13 @@ from .data.raw_image import LoadedImage, RawImage
 from .data.result import ImageDetections
 from .data.streams import LiveStreams
 from .data.tiles import Tiling, make_tiling, merge
+from .data.token_labels import TEXT_THRESHOLD
 from .data.track import Tracker
 from .detections import Detections
 from .errors import ImageError, PromptError, SessionError, SpecError
 from .models.load_options import LoadChanges, LoadOptions, changed, check_changes
 from .spec import ORDER_LOGITS, ModelSpec, extra_outputs
 from .system import usable_cores
-from .text.postprocess import TEXT_THRESHOLD
 from .text.prompts import ImageQueries, Prompt
 
 if TYPE_CHECKING:

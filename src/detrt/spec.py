@@ -15,11 +15,14 @@ from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import files
 from .class_names import class_ids, class_thresholds
 from .errors import SpecError, check_one_of
+
+if TYPE_CHECKING:
+    from .text.kinds import PromptKind
 
 SCHEMA = 1
 LARGEST_SIDE = 16384  # pixels of an input
@@ -38,32 +41,20 @@ SCORES = "scores"  # (batch, max_detections) descending
 LABELS = "labels"  # (batch, max_detections) int64
 NUM_DETECTIONS = "num_detections"  # (batch,) int64
 MASK_LOGITS = "mask_logits"  # (batch, queries or max_detections, mask height, mask width), above 0 = object
-# With text of kind "phrases", logits are (batch, phrases, queries), and boxes and masks have the axis of phrases as well.
+# Where each phrase of a prompt has queries of its own, logits are (batch, phrases, queries), and boxes and masks have the axis of phrases
+# as well. The text tensors are in `text.tensors`.
 ORDER_LOGITS = "order_logits"  # (batch, queries, queries), [j, i] = -[i, j]; above 0 at [i, j] = i is read before j
 SUCCESSOR_LOGITS = "successor_logits"  # (batch, queries, queries), above 0 at [i, j] = j is read next after i; 0 at [i, i]
 QUADS = "quads"  # (batch, queries, 4, 2) x, y of the corners, relative to the image, clockwise from the top left
 SELECTION = "selection."  # and a number in graph order: indices of a top-k selection, (batch, k) int64; only on request
 BEST_SCORES, GIVEN_SCORES = "/best", "/given"  # behind it, of a graph that takes selections: the best scores, and those selected
 
-# Of models with a prompt. The text encoder turns the first two into the others.
-INPUT_IDS = "input_ids"  # (batch, tokens) int64
-ATTENTION_MASK = "attention_mask"  # (batch, tokens) int64, 1 = token, 0 = padding
-TEXT_FEATURES = "text_features"  # (batch, tokens, d) float32
-TEXT_SELF_MASK = "text_self_mask"  # (batch, tokens, tokens) int64, 1 = this token may look at that one
-TEXT_POSITION_IDS = "text_position_ids"  # (batch, tokens) int64
-CLASS_FEATURES = "class_features"  # (batch, classes, d) float32
-TASK_FEATURES = "task_features"  # (batch, tokens, d) float32
-CLASS_MASK = "class_mask"  # (batch, classes) int64, 1 = class, 0 = padding
-TASK_MASK = "task_mask"  # (batch, tokens) int64, 1 = token
-PHRASE_MASK = "phrase_mask"  # (batch, phrases, tokens) int64, 1 = this token belongs to this phrase
-PHRASE_FEATURES = "phrase_features"  # (batch, phrases, tokens, d) float32
 RESIZE_MODES = ("stretch", "shortest_edge", "fit", "max_size", "square")
 RESAMPLES = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # PIL numbers 0..5
 DTYPES = ("uint8", "float32")
 ACTIVATIONS = ("sigmoid", "softmax")
 SELECTIONS = ("topk", "query")
 SUPPRESSIONS = ("none", "nms", "soft_nms")
-PROMPTS = ("tokens", "classes", "phrases", "names")
 READING_ORDERS = ("none", "votes", "successors")
 DETECTION, INSTANCE_SEGMENTATION = TASKS = ("detection", "instance-segmentation")
 # Fields that came after the first files of this schema, and what they are in these.
@@ -292,11 +283,9 @@ class DecodeSpec:
 class TextSpec:
     """How a prompt becomes the text inputs of a model.
 
-    kind "tokens": one prompt of phrases, and one logit for each token (Grounding DINO); `separators` are the
-    token ids that end a phrase or frame the prompt. kind "classes": a list of class names and a task, and one
-    logit for each name (OmDet-Turbo). kind "phrases": phrases that do not see each other, each with its own queries (SAM 3).
-    kind "names": class names alone, and one logit for each, which the others do not change (OWL-ViT, OWLv2).
-    query_encoder: ONNX file beside the model that turns an image into the feature of a class, of kind "names"; "" where there is none.
+    kind: name of a kind of prompt, see `text.kinds`. separators: of a prompt with a logit for each token, the token ids that end a
+    phrase or frame the prompt.
+    query_encoder: ONNX file beside the model that turns an image into the feature of a class; "" where there is none.
     tokenizer: file of the `tokenizers` library beside the model. encoder: ONNX file of the text encoder beside
     the model (key "tower" in JSON); "" where the graph takes the token ids itself. pad_id: token that fills up a batch.
     max_tokens: longest prompt, with its framing tokens. features: width of the text features.
@@ -312,7 +301,9 @@ class TextSpec:
     query_encoder: str = ""
 
     def __post_init__(self) -> None:
-        check_one_of("text.kind", self.kind, PROMPTS, SpecError)
+        from .text.kinds import KINDS
+
+        check_one_of("text.kind", self.kind, tuple(KINDS), SpecError)
         _whole("text.max_tokens", self.max_tokens, 1, 100_000)
         _whole("text.features", self.features, 1, 100_000)
         _whole("text.pad_id", self.pad_id, 0, 10_000_000)
@@ -323,7 +314,18 @@ class TextSpec:
             plain = isinstance(value, str) and "/" not in value and "\\" not in value and value not in (".", "..")
             _check(plain, f"text.{name} must be the name of a file beside the model; got {value!r}")
         _check(bool(self.tokenizer), "text.tokenizer must not be empty")
-        _check(not self.query_encoder or self.kind == "names", f"text.query_encoder is for kind 'names'; got kind {self.kind!r}")
+        images = [name for name, kind in KINDS.items() if kind.takes_images]
+        _check(
+            not self.query_encoder or self.prompt_kind.takes_images,
+            f"text.query_encoder is for kind {', '.join(map(repr, images))}; got kind {self.kind!r}",
+        )
+
+    @property
+    def prompt_kind(self) -> PromptKind:
+        """What such a prompt is; see `text.kinds`."""
+        from .text.kinds import KINDS
+
+        return KINDS[self.kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,8 +354,10 @@ class ModelSpec:
             not self.has_masks or not self.input.mask or not self.input.dynamic,
             "masks are for models without padding mask, or with images padded to one size",
         )
-        with_phrases = self.text is not None and self.text.kind == "phrases"
-        _check(self.text is None or self.has_masks <= with_phrases, "masks are for prompts of kind 'phrases'")
+        _check(
+            self.text is None or self.has_masks <= self.text.prompt_kind.own_queries,
+            "masks are for fixed classes, and for prompts whose phrases have queries of their own",
+        )
         for name in ("family", "name"):
             value = getattr(self, name)
             _check(isinstance(value, str), f"{name} must be text; got {value!r}")
@@ -501,17 +505,6 @@ def _fields_of(where: str, data: object, allowed: set[str]) -> dict[str, Any]:
     return dict(data)
 
 
-TEXT_ENCODER_INPUTS = (INPUT_IDS, ATTENTION_MASK)
-
-# What a text encoder returns, by the kind of the text part.
-TEXT_ENCODER_OUTPUTS = {
-    "tokens": (TEXT_FEATURES, TEXT_SELF_MASK, TEXT_POSITION_IDS),
-    "classes": (TEXT_FEATURES, CLASS_FEATURES),
-    "phrases": (TEXT_FEATURES,),
-    "names": (CLASS_FEATURES,),
-}
-
-
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
     """Name, NumPy dtype name and shape of an input or output; a symbolic axis is its name."""
@@ -523,16 +516,7 @@ class TensorInfo:
 
 def text_inputs(spec: ModelSpec) -> list[str]:
     """Names of the text inputs of a detector, in the order of its graph; none for one of fixed classes."""
-    if spec.text is None:
-        return []
-    if spec.text.kind == "classes":
-        return [CLASS_FEATURES, CLASS_MASK, TASK_FEATURES, TASK_MASK]
-    if spec.text.kind == "names":
-        return [CLASS_FEATURES, CLASS_MASK]
-    if spec.text.kind == "phrases":
-        return [PHRASE_FEATURES, PHRASE_MASK]
-    names = [TEXT_FEATURES, ATTENTION_MASK, TEXT_SELF_MASK, TEXT_POSITION_IDS] if spec.text.encoder else list(TEXT_ENCODER_INPUTS)
-    return names + [PHRASE_MASK] * spec.decode.in_graph
+    return [] if spec.text is None else spec.text.prompt_kind.inputs(spec)
 
 
 def output_names(spec: ModelSpec) -> list[str]:
@@ -552,16 +536,6 @@ def extra_outputs(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         QUADS: (count, 4, 2) if rule.quads else None,
     }
     return {name: shape for name, shape in shapes.items() if shape is not None}
-
-
-def is_query_encoder(inputs: tuple[TensorInfo, ...], outputs: tuple[TensorInfo, ...]) -> bool:
-    """Whether a model with these inputs and outputs is an encoder of query images."""
-    return {info.name for info in inputs} == {PIXEL_VALUES} and {info.name for info in outputs} == {CLASS_FEATURES}
-
-
-def is_text_encoder(inputs: tuple[TensorInfo, ...]) -> bool:
-    """Whether a model with these inputs is a text encoder."""
-    return {info.name for info in inputs} == set(TEXT_ENCODER_INPUTS)
 
 
 def parse_size(text: str, flag: str = "size") -> tuple[int, int]:

@@ -26,7 +26,8 @@ from detrt.models.contract import ExportConfig
 from detrt.models.load import load_source
 from detrt.precision.apply import apply_precision
 from detrt.precision.config import PrecisionConfig
-from detrt.spec import LOGITS, MASK_LOGITS, PHRASE_FEATURES, PHRASE_MASK, PIXEL_VALUES, PRED_BOXES, SELECTION
+from detrt.spec import LOGITS, MASK_LOGITS, PIXEL_VALUES, PRED_BOXES, SELECTION
+from detrt.text.tensors import PHRASE_FEATURES, PHRASE_MASK
 
 PROFILE = {PIXEL_VALUES: ((1, 3, 192, 192), (2, 3, 320, 320), (3, 3, 320, 384))}
 

@@ -23,7 +23,7 @@ from detrt.models import published
 from detrt.models.contract import ExportConfig, exported_spec
 from detrt.models.load import load_source
 from detrt.pipeline import build
-from detrt.text import tokenizer
+from detrt.text import kinds, tokenizer
 
 IMAGES = [draw_scene(index, size_hw=size).image for index, size in enumerate(((150, 200), (150, 200)))]
 EDGES = {"size": {"shortest_edge": 96, "longest_edge": 160}}
@@ -137,22 +137,19 @@ def test_a_list_of_names_has_no_labels_of_tokens(phrases):
 
 def shifted_phrases(monkeypatch):
     """Each phrase starts and ends a token late, its dot with it."""
-    right = tokenizer.PromptTokenizer._token_chunk
+    right = kinds.TokenPrompts.chunk_of
 
-    def wrong(self, prompt):
-        chunk = right(self, prompt)
+    def wrong(words, prompt):
+        chunk = right(words, prompt)
         return replace(chunk, phrase_mask=np.roll(chunk.phrase_mask, 1, axis=1))
 
-    monkeypatch.setattr(tokenizer.PromptTokenizer, "_token_chunk", wrong)
+    monkeypatch.setattr(kinds.TokenPrompts, "chunk_of", staticmethod(wrong))
 
 
 def swapped_phrases(monkeypatch):
-    right = tokenizer.PromptTokenizer._token_chunk
-    monkeypatch.setattr(
-        tokenizer.PromptTokenizer,
-        "_token_chunk",
-        lambda self, prompt: replace(chunk := right(self, prompt), phrase_mask=chunk.phrase_mask[::-1]),
-    )
+    right = kinds.TokenPrompts.chunk_of
+    wrong = lambda words, prompt: replace(chunk := right(words, prompt), phrase_mask=chunk.phrase_mask[::-1])  # noqa: E731
+    monkeypatch.setattr(kinds.TokenPrompts, "chunk_of", staticmethod(wrong))
 
 
 def other_words(monkeypatch):

@@ -23,10 +23,12 @@ from detrt.export.prompted import CHECKS, TRACED_ROWS, TRACED_TOKENS, _StockSess
 from detrt.graph.clean import with_outputs
 from detrt.graph.selections import topk_outputs
 from detrt.models.contract import contract, text_encoder_contract
-from detrt.models.example_inputs import example_ids, image_feeds, text_feeds, token_feeds
+from detrt.models.example_inputs import example_ids, image_feeds, text_feeds
 from detrt.models.load import load_source
 from detrt.models.wrapper import StockTextModule, TextExportModule, best_phrases
-from detrt.spec import CLASS_MASK, LOGITS, PHRASE_MASK, PIXEL_MASK, PRED_BOXES, Precision
+from detrt.spec import LOGITS, PIXEL_MASK, PRED_BOXES, Precision
+from detrt.text.kinds import token_feeds
+from detrt.text.tensors import CLASS_MASK, PHRASE_MASK
 
 # Both lowerings, both ways to decode, both kinds of prompt, one graph and two.
 VARIANTS = {

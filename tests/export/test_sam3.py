@@ -35,7 +35,7 @@ from detrt.models.load import load_source
 from detrt.models.published import check_processing
 from detrt.models.wrapper import StockTextEncoder, StockTextModule
 from detrt.precision.apply import blank_feeds
-from detrt.spec import PHRASE_FEATURES, PHRASE_MASK
+from detrt.text.tensors import PHRASE_FEATURES, PHRASE_MASK
 
 SIZE = (150, 200)
 IMAGE = draw_scene(1, size_hw=SIZE).image

@@ -84,7 +84,8 @@ def test_every_deformable_family_runs_our_kernel_and_gives_the_same(name: str, m
 
     import detrt.models.ops.msda_launch as launch
     from detrt.models.contract import ExportConfig, exported_spec
-    from detrt.models.example_inputs import example_feeds, example_ids, token_feeds
+    from detrt.models.example_inputs import example_feeds, example_ids
+    from detrt.text.kinds import token_feeds
 
     launches = []
     whole = launch.launch_msda
@@ -94,7 +95,7 @@ def test_every_deformable_family_runs_our_kernel_and_gives_the_same(name: str, m
         torch.manual_seed(0)
         source = load_source(f"random:{name}/tiny")
         spec = exported_spec(source, ExportConfig())
-        if spec.text is not None and spec.text.kind == "tokens":
+        if spec.text is not None and spec.text.prompt_kind.reads_ids:
             spec = replace(spec, text=replace(spec.text, encoder=""))  # the plain model reads token ids itself
         session = TorchSession(source, device=device, spec=spec)
         step = spec.input.multiple_of

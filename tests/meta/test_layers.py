@@ -18,10 +18,11 @@ MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob(
 ORDER: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("class_names", "files", "detections", "system"),
+    ("text",),
     ("spec",),
     ("data", "graph"),
     ("bundle",),
-    ("text", "models"),
+    ("models",),
     ("backends",),
     ("export", "detector"),
     ("evaluation",),

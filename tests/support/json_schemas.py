@@ -17,7 +17,6 @@ from detrt.models.foreign import FAMILY_DEFAULT, OnnxSidecar
 from detrt.spec import (
     ACTIVATIONS,
     DTYPES,
-    PROMPTS,
     READING_ORDERS,
     RESAMPLES,
     RESIZE_MODES,
@@ -30,6 +29,7 @@ from detrt.spec import (
     ModelSpec,
     TextSpec,
 )  # fmt: skip
+from detrt.text.kinds import KINDS
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reference" / "schemas"
 BASE = "https://json-schema.org/draft/2020-12/schema"
@@ -42,7 +42,7 @@ ALLOWED: dict[tuple[type, str], tuple[str, ...]] = {
     (DecodeSpec, "select"): SELECTIONS,
     (DecodeSpec, "nms"): SUPPRESSIONS,
     (DecodeSpec, "reading_order"): READING_ORDERS,
-    (TextSpec, "kind"): PROMPTS,
+    (TextSpec, "kind"): tuple(KINDS),
     (ModelSpec, "task"): TASKS,
     (OnnxSidecar, "layout"): tuple(LAYOUTS),
     (OnnxSidecar, "family"): tuple(BY_NAME),

@@ -9,8 +9,9 @@ from text_cases import SEPARATORS, WORDS, text_spec, tokenizer_json, word_id
 pytest.importorskip("tokenizers", reason="needs the 'text' extra")
 
 from detrt.errors import PromptError, SpecError
+from detrt.text.kinds import default_task
 from detrt.text.prompts import class_list
-from detrt.text.tokenizer import PromptTokenizer, default_task
+from detrt.text.tokenizer import PromptTokenizer
 
 
 def tokenizer(kind="tokens", **changes):

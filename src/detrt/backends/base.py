@@ -21,22 +21,9 @@ from ..data.preprocess import BatchPlan, SizeHW
 from ..data.raw_image import LoadedImage
 from ..detections import Detections
 from ..errors import PromptError, SessionError, SpecError
-from ..spec import (
-    PIXEL_MASK,
-    PIXEL_VALUES,
-    SELECTION,
-    TARGET_SIZES,
-    TEXT_ENCODER_INPUTS,
-    TEXT_ENCODER_OUTPUTS,
-    ModelSpec,
-    TensorInfo,
-    TextSpec,
-    is_query_encoder,
-    is_text_encoder,
-    output_names,
-    text_inputs,
-)
-from ..text.tokenizer import EncodedPrompt
+from ..spec import PIXEL_MASK, PIXEL_VALUES, SELECTION, TARGET_SIZES, ModelSpec, TensorInfo, TextSpec, output_names, text_inputs
+from ..text.kinds import EncodedPrompt
+from ..text.tensors import CLASS_FEATURES, TEXT_ENCODER_INPUTS
 
 if TYPE_CHECKING:
     from ..graph.view import GraphView
@@ -334,6 +321,16 @@ def check_feeds(inputs: tuple[TensorInfo, ...], feeds: Feeds) -> None:
                 )
 
 
+def is_query_encoder(inputs: tuple[TensorInfo, ...], outputs: tuple[TensorInfo, ...]) -> bool:
+    """Whether a model with these inputs and outputs is an encoder of query images."""
+    return {info.name for info in inputs} == {PIXEL_VALUES} and {info.name for info in outputs} == {CLASS_FEATURES}
+
+
+def is_text_encoder(inputs: tuple[TensorInfo, ...]) -> bool:
+    """Whether a model with these inputs is a text encoder."""
+    return {info.name for info in inputs} == set(TEXT_ENCODER_INPUTS)
+
+
 def check_spec(name: str, spec: ModelSpec, inputs: tuple[TensorInfo, ...], outputs: tuple[TensorInfo, ...]) -> None:
     """Compare the tensors of a model with what its spec promises; more outputs than that are fine, and inputs for selections.
 
@@ -347,7 +344,7 @@ def check_spec(name: str, spec: ModelSpec, inputs: tuple[TensorInfo, ...], outpu
     wants_out = output_names(spec)
     has_in, has_out = [i.name for i in inputs if not i.name.startswith(SELECTION)], [o.name for o in outputs]
     if spec.text is not None and is_text_encoder(inputs):
-        wants_in, wants_out = list(TEXT_ENCODER_INPUTS), list(TEXT_ENCODER_OUTPUTS[spec.text.kind])
+        wants_in, wants_out = list(TEXT_ENCODER_INPUTS), list(spec.text.prompt_kind.encoder_outputs)
     if spec.text is not None and spec.text.query_encoder and is_query_encoder(inputs, outputs):
         wants_in, wants_out = has_in, has_out
     if set(has_in) != set(wants_in) or not set(wants_out) <= set(has_out):

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..data.preprocess import preprocess
-from ..spec import ATTENTION_MASK, BEST_SCORES, BOXES, CLASS_MASK, GIVEN_SCORES, LOGITS, PHRASE_FEATURES, PHRASE_MASK, PRED_BOXES
+from ..spec import BEST_SCORES, BOXES, GIVEN_SCORES, LOGITS, PRED_BOXES
+from ..text.tensors import ATTENTION_MASK, CLASS_MASK, PHRASE_FEATURES, PHRASE_MASK
 from .base import Choices, Feeds, Outputs, Session
 
 _LEAST = 1e-6  # scale of a tensor of zeros

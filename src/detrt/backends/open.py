@@ -13,11 +13,11 @@ from ..data.arguments import check_integer, check_model
 from ..errors import PromptError, SessionError, SpecError
 from ..models import trust
 from ..models.load_options import LoadChanges, LoadOptions, changed, check_changes, hub_name
-from ..spec import ModelSpec, TextSpec, is_query_encoder, is_text_encoder
+from ..spec import ModelSpec, TextSpec
 from ..system import CPU
 from ..text.tokenizer import PromptTokenizer
 from . import targets
-from .base import BaseSession
+from .base import BaseSession, is_query_encoder, is_text_encoder
 from .prompted import PromptedSession
 from .search import FileSearch, Opener, SessionOptions, only, refuse_reading
 from .target import Target

@@ -21,8 +21,8 @@ from .. import files
 from ..bundle import Bundle
 from ..errors import PromptError
 from ..spec import SCHEMA
+from ..text.kinds import Chunk, EncodedPrompt
 from ..text.prompts import Prompt
-from ..text.tokenizer import Chunk, EncodedPrompt, TokenChunk
 from .open import open_prompted
 from .prompted import PromptedSession
 
@@ -32,7 +32,7 @@ class PromptFile:
     """The file that `encode_prompt` wrote.
 
     Attributes:
-        chunks: runs of the model for one batch. tokens: of the longest chunk; of kind "classes" its names.
+        chunks: runs of the model for one batch. tokens: of the longest chunk, or where each name is encoded alone its names.
         unknown: phrases whose tokens are all unknown to the tokenizer. size: of the file, in bytes.
     """
 
@@ -58,7 +58,7 @@ def encode_prompt(
     bundle = Bundle.open(folder)
     if bundle.spec.text is None:
         raise PromptError(f"'{bundle.folder}' has fixed classes and takes no prompt; choose among them with `classes`")
-    if bundle.spec.text.kind in ("phrases", "names"):
+    if not bundle.spec.text.prompt_kind.native:
         raise PromptError(
             f"'{bundle.folder}' is of family {bundle.spec.family}, which the C++ runtime does not run; use detrt detect"
         )
@@ -93,10 +93,7 @@ def _chunk(session: PromptedSession, chunk: Chunk) -> dict[str, Any]:
         for phrase, class_id in zip(chunk.prompt.phrases, chunk.prompt.class_ids, strict=True)
     ]
     feeds = {name: _tensor(array) for name, array in session.text_feeds([chunk]).items()}
-    data: dict[str, Any] = {"phrases": phrases, "length": chunk.length, "feeds": feeds}
-    if isinstance(chunk, TokenChunk):
-        data["phrase_mask"] = [np.flatnonzero(row).tolist() for row in chunk.phrase_mask]
-    return data
+    return {"phrases": phrases, "length": chunk.length, "feeds": feeds, **chunk.to_json()}
 
 
 def _tensor(array: NDArray) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A model that takes a prompt: its detector, its text encoder and its tokenizer behind one Session.
 
-The text encoder runs once for each new prompt; its outputs are cached (`CACHE_SIZE` prompts, `NAMES_SIZE` class names of
-kind "classes"), so that a video, a folder or a server pays for the text once.
+The text encoder runs once for each new prompt; its outputs are cached (`CACHE_SIZE` prompts, `NAMES_SIZE` class names),
+so that a video, a folder or a server pays for the text once.
 
 A model with a bound prompt is a session of fixed classes, the phrases (`BoundSession`): it feeds the text with every batch
 of images and converts the outputs to those of a model whose classes are the phrases, so that other code does not depend on
@@ -11,9 +11,9 @@ A list of class names that is longer than the model takes runs in chunks, whose 
 with the best of its own names only. For models with one class per query, cross-chunk NMS therefore drops a box that overlaps a
 better one of another chunk (`CROSS_CHUNK_IOU`). No class is in two chunks, so that nothing has to be merged inside a class.
 
-Of kind "names" no name changes what another finds, nor the boxes: the logits of all chunks are columns of one result.
+Where no name changes what another finds, nor the boxes, the logits of all chunks are columns of one result.
 
-Of kind "phrases" every phrase has queries of its own, and no phrase changes another's: those of all phrases and chunks are merged by
+Where every phrase has queries of its own, and no phrase changes another's, those of all phrases and chunks are merged by
 their scores, and only the best remain, so that masks of a long list need the memory of one chunk.
 """
 
@@ -35,39 +35,41 @@ from ..data.images import load_image
 from ..data.postprocess import Candidates, DetectionFilter, checked_output, sigmoid, suppress
 from ..data.preprocess import BatchPlan, SizeHW, preprocess
 from ..data.raw_image import LoadedImage
+from ..data.token_labels import PHRASES, TEXT_THRESHOLD, decode_tokens
 from ..detections import Detections, box_iou, cxcywh_to_xyxy
 from ..errors import PromptError, SessionError
 from ..spec import (
-    ATTENTION_MASK,
     BOXES,
-    CLASS_FEATURES,
-    CLASS_MASK,
-    INPUT_IDS,
     LABELS,
     LOGITS,
     MASK_LOGITS,
     NUM_DETECTIONS,
-    PHRASE_FEATURES,
-    PHRASE_MASK,
     PIXEL_VALUES,
     PRED_BOXES,
     SCORES,
-    TASK_FEATURES,
-    TASK_MASK,
-    TEXT_ENCODER_INPUTS,
-    TEXT_FEATURES,
-    TEXT_POSITION_IDS,
-    TEXT_SELF_MASK,
     ModelSpec,
     TensorInfo,
     TextSpec,
     output_names,
     text_inputs,
 )
-from ..text.postprocess import PHRASES, TEXT_THRESHOLD, decode_tokens, phrase_logits
+from ..text.kinds import Chunk, EncodedPrompt, Ids, ImageChunk, padded
 from ..text.prompts import ImageQueries, Prompt
 from ..text.prompts import chunks as split_in_chunks
-from ..text.tokenizer import Chunk, ClassChunk, EncodedPrompt, ImageChunk, PromptTokenizer, TokenChunk
+from ..text.tensors import (
+    ATTENTION_MASK,
+    AXES,
+    CLASS_FEATURES,
+    INPUT_IDS,
+    LENGTH_AXES,
+    PHRASE_MASK,
+    TEXT_ENCODER_INPUTS,
+    TEXT_FEATURES,
+    TEXT_POSITION_IDS,
+    TEXT_SELF_MASK,
+    TOKENS_AXIS,
+)
+from ..text.tokenizer import PromptTokenizer
 from .base import NO_PROMPT, BaseSession, Choices, Feeds, ImageRunner, Outputs, PendingOutputs, Session
 
 CACHE_SIZE = 64  # prompts and tasks; 0.8 MB for 256 tokens, 20 kB for a typical 16 tokens
@@ -76,22 +78,6 @@ NAMES_SIZE = 4096  # class names, of 2 kB each
 # Some backends prepare kernels, and record a CUDA graph, for every new combination of input shapes; prompts are padded
 # to a multiple of this, so that there are at most 16 of them. The masks make it exact.
 ENGINE_BUCKET = 16
-
-# Axis of the number of tokens, or of classes, of every text input.
-_TOKEN_AXES = {
-    INPUT_IDS: (1,),
-    ATTENTION_MASK: (1,),
-    TEXT_FEATURES: (1,),
-    TEXT_SELF_MASK: (1, 2),
-    TEXT_POSITION_IDS: (1,),
-    PHRASE_MASK: (2,),
-    PHRASE_FEATURES: (2,),
-    TASK_FEATURES: (1,),
-    TASK_MASK: (1,),
-}
-_CLASS_AXES = {CLASS_FEATURES: (1,), CLASS_MASK: (1,)}
-_PHRASE_AXES = {PHRASE_MASK: (1,), PHRASE_FEATURES: (1,)}
-
 
 Prompts = str | Sequence[str] | Prompt | ImageQueries  # one prompt: a text, a list of class names, or images
 QUERY_NMS_IOU = 0.3  # of what an image query finds, as in transformers
@@ -147,14 +133,16 @@ class PromptedSession(BaseSession):
         self._features, self._names, self._queries = _Cache(cache_size), _Cache(NAMES_SIZE), _Cache(cache_size)
         # Both graphs must take a length.
         both = [detector] if text_encoder is None else [detector, text_encoder]
-        self._tokens = _Lengths(both, _TOKEN_AXES, limit=text.max_tokens)
-        most, of_classes = self.spec.decode.num_classes, text.kind in ("classes", "names")
-        self._classes = _Lengths([detector], _CLASS_AXES, limit=most if of_classes else None)
-        own_queries = text.kind == "phrases"  # each phrase costs a run of the decoder, so that none is added
-        bucket = 1 if own_queries else ENGINE_BUCKET
-        self._phrases = _Lengths([detector], _PHRASE_AXES, limit=most if own_queries else None, bucket=bucket)
-        longest = self._classes.high if of_classes else self._phrases.high
-        tokenize = functools.partial(tokenizer.encode, max_tokens=self._tokens.high, max_phrases=longest)
+        self.kind = text.prompt_kind
+        limits = {TOKENS_AXIS: text.max_tokens, self.kind.counted: self.kind.most(self.spec)}
+        self._lengths = {
+            axis: _Lengths(
+                both, axis, limit=limits.get(axis), bucket=ENGINE_BUCKET if axis == TOKENS_AXIS or self.kind.pads else 1
+            )
+            for axis in LENGTH_AXES
+        }
+        tokens, phrases = (self._lengths[axis].high for axis in (TOKENS_AXIS, self.kind.counted))
+        tokenize = functools.partial(tokenizer.encode, max_tokens=tokens, max_phrases=phrases)
         self._tokenized = functools.lru_cache(cache_size)(tokenize)
 
     def set_query_encoder(self, query_encoder: Callable[[], Session] | None) -> None:
@@ -212,27 +200,7 @@ class PromptedSession(BaseSession):
     def text_feeds(self, chunks: Sequence[Chunk]) -> Feeds:
         """The text inputs of the detector for a batch, one chunk of a prompt for each image."""
         names = {info.name for info in self.inputs}
-        if self.text.kind in ("classes", "names"):
-            return {name: array for name, array in self._class_feeds(chunks).items() if name in names}
-        if self.text.kind == "phrases":
-            return self._phrase_feeds(chunks)
-        given = [chunk for chunk in chunks if isinstance(chunk, TokenChunk)]
-        count, length = len(given), self._tokens.fit(max(len(chunk.ids) for chunk in given))
-        ids = np.full((count, length), self.text.pad_id, np.int64)
-        mask = np.zeros((count, length), np.int64)
-        for row, chunk in enumerate(given):
-            ids[row, : len(chunk.ids)] = chunk.ids
-            mask[row, : len(chunk.ids)] = 1
-        feeds = {INPUT_IDS: ids, ATTENTION_MASK: mask}
-        if self.spec.decode.in_graph:
-            most = self._phrases.fit(max(len(chunk.phrase_mask) for chunk in given))
-            phrases = np.zeros((count, most, length), np.int64)
-            for row, chunk in enumerate(given):
-                phrases[row, : len(chunk.phrase_mask), : len(chunk.ids)] = chunk.phrase_mask
-            feeds[PHRASE_MASK] = phrases
-        if self.text_encoder is not None:
-            feeds |= self._encoded_tokens([chunk.ids for chunk in given], length)
-        return {name: array for name, array in feeds.items() if name in names}
+        return {name: array for name, array in self.kind.feeds(self.spec, chunks, self).items() if name in names}
 
     def run(self, feeds: Feeds, force: Choices | None = None) -> Outputs:
         """Run the detector; feeds hold the images and the text inputs (see `text_feeds`)."""
@@ -251,67 +219,8 @@ class PromptedSession(BaseSession):
         if self.text_encoder is not None:
             self.text_encoder.close()
 
-    def _encoded_tokens(self, ids: Sequence[NDArray], length: int) -> dict[str, NDArray]:
-        """Outputs of the text encoder for each row of token ids, padded to `length` tokens."""
-        rows = [self._encoder_row(one) for one in ids]
-        count, width = len(rows), rows[0][TEXT_FEATURES].shape[-1]
-        features = np.zeros((count, length, width), np.float32)
-        # Padding attends to itself only: a softmax over nothing is NaN.
-        self_mask = np.tile(np.eye(length, dtype=np.int64), (count, 1, 1))
-        positions = np.zeros((count, length), np.int64)
-        for row, (one, encoded) in enumerate(zip(ids, rows, strict=True)):
-            n = len(one)
-            features[row, :n] = encoded[TEXT_FEATURES]
-            self_mask[row, :n, :n] = encoded[TEXT_SELF_MASK]
-            positions[row, :n] = encoded[TEXT_POSITION_IDS]
-        return {TEXT_FEATURES: features, TEXT_SELF_MASK: self_mask, TEXT_POSITION_IDS: positions}
-
-    def _class_feeds(self, chunks: Sequence[Chunk]) -> dict[str, NDArray]:
-        given = [chunk for chunk in chunks if isinstance(chunk, ClassChunk)]
-        names = self._cached_rows(self._names, CLASS_FEATURES, [ids for chunk in given for ids in chunk.names])
-        rows = [
-            chunk.features if isinstance(chunk, ImageChunk) else np.stack([names[ids.tobytes()] for ids in chunk.names])
-            for chunk in chunks
-            if not isinstance(chunk, TokenChunk)
-        ]
-        most = self._classes.fit(max(map(len, rows)))
-        classes = np.zeros((len(rows), most, rows[0].shape[-1]), np.float32)
-        class_mask = np.zeros((len(rows), most), np.int64)
-        for image, features in enumerate(rows):
-            classes[image, : len(features)] = features
-            class_mask[image, : len(features)] = 1
-        return {
-            CLASS_FEATURES: classes,
-            CLASS_MASK: class_mask,
-            **(self._task_feeds(given) if self.text.kind == "classes" else {}),
-        }
-
-    def _task_feeds(self, given: Sequence[ClassChunk]) -> dict[str, NDArray]:
-        count, length = len(given), self._tokens.fit(max(len(chunk.task) for chunk in given))
-        sentences = self._cached_rows(self._features, TEXT_FEATURES, [chunk.task for chunk in given])
-        tasks = np.zeros((count, length, sentences[given[0].task.tobytes()].shape[-1]), np.float32)
-        task_mask = np.zeros((count, length), np.int64)
-        for row, chunk in enumerate(given):
-            n = len(chunk.task)
-            tasks[row, :n] = sentences[chunk.task.tobytes()]
-            task_mask[row, :n] = 1
-        return {TASK_FEATURES: tasks, TASK_MASK: task_mask}
-
-    def _phrase_feeds(self, chunks: Sequence[Chunk]) -> dict[str, NDArray]:
-        given = [chunk.names for chunk in chunks if isinstance(chunk, ClassChunk)]
-        found = self._cached_rows(self._names, TEXT_FEATURES, [ids for names in given for ids in names])
-        most = self._phrases.fit(max(len(names) for names in given))
-        length = self._tokens.fit(max(len(ids) for names in given for ids in names))
-        features = np.zeros((len(given), most, length, self.text.features), np.float32)
-        mask = np.zeros((len(given), most, length), np.int64)
-        for row, names in enumerate(given):
-            for column, ids in enumerate(names):
-                features[row, column, : len(ids)] = found[ids.tobytes()]
-                mask[row, column, : len(ids)] = 1
-        return {PHRASE_FEATURES: features, PHRASE_MASK: mask}
-
     def _encode_images(self, queries: ImageQueries, task: str) -> EncodedPrompt:
-        if self.text.kind != "names":
+        if not self.kind.takes_images:
             raise PromptError(f"this model ({self.spec.family}) takes no query image, only text: give a prompt")
         if task:
             raise PromptError("a query image takes no task; leave the task out")
@@ -338,7 +247,7 @@ class PromptedSession(BaseSession):
                     feature = self._queries.put(key, self._encode_image(encoder, image))
                 found.append(feature)
         features, prompt = np.stack(found), queries.prompt()
-        split = split_in_chunks([0] * len(found), 0, self._classes.high)
+        split = split_in_chunks([0] * len(found), 0, self._lengths[self.kind.counted].high)
         return EncodedPrompt(prompt, tuple(ImageChunk(prompt.part(some), features[some]) for some in split), of_images=True)
 
     def _encode_image(self, encoder: Session, image: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -348,17 +257,22 @@ class PromptedSession(BaseSession):
             raise SessionError("the encoder of query images returned NaN or infinite values; export the model again")
         return features
 
-    def _encoder_row(self, ids: NDArray) -> dict[str, NDArray]:
-        # One at a time, so that cached features do not depend on the rest of a batch.
+    def fit(self, axis: str, length: int) -> int:
+        """The shortest length of an axis of the prompt that the sessions take, at least `length`; the padding is masked."""
+        return self._lengths[axis].fit(length)
+
+    def alone(self, ids: Ids) -> dict[str, NDArray]:
+        """Outputs of the text encoder for one row of token ids, cached; one at a time, so that they do not depend on others of a batch."""
         with self._lock:
             row = self._features.get(ids.tobytes())
             return self._features.put(ids.tobytes(), self._run_text_encoder([ids])[0]) if row is None else row
 
-    def _cached_rows(self, cache: _Cache, output: str, rows: Sequence[NDArray]) -> dict[bytes, NDArray]:
-        """One output of the text encoder for each row of token ids, with one run for all new rows."""
+    def rows(self, output: str, ids: Sequence[Ids], *, names: bool) -> dict[bytes, NDArray]:
+        """One output of the text encoder for each row of token ids, cached, with one run for all new rows. names: of classes."""
+        cache = self._names if names else self._features
         with self._lock:
-            found = {ids.tobytes(): cache.get(ids.tobytes()) for ids in rows}
-            new = {ids.tobytes(): ids for ids in rows if found[ids.tobytes()] is None}
+            found = {row.tobytes(): cache.get(row.tobytes()) for row in ids}
+            new = {row.tobytes(): row for row in ids if found[row.tobytes()] is None}
             for key, row in zip(new, self._run_text_encoder(list(new.values())), strict=True):
                 found[key] = cache.put(key, row[output])
         return found
@@ -371,13 +285,8 @@ class PromptedSession(BaseSession):
         for start in range(0, len(rows), size or 1):
             some = rows[start : start + size]
             count = self.text_encoder.info.fixed_batch or len(some)
-            length = self._tokens.fit(max(len(ids) for ids in some))
-            ids = np.full((count, length), self.text.pad_id, np.int64)
-            mask = np.zeros((count, length), np.int64)
-            for row in range(count):
-                given = some[min(row, len(some) - 1)]
-                ids[row, : len(given)] = given
-                mask[row, : len(given)] = 1
+            length = self.fit(TOKENS_AXIS, max(len(ids) for ids in some))
+            ids, mask = padded([some[min(row, len(some) - 1)] for row in range(count)], length, self.text.pad_id)
             made = self.text_encoder.run({INPUT_IDS: ids, ATTENTION_MASK: mask})
             for row, given in enumerate(some):
                 results.append(_row(made, row, len(given)))
@@ -408,7 +317,7 @@ class _Lengths:
     def __init__(
         self,
         sessions: Sequence[Session],
-        axes: dict[str, tuple[int, ...]],
+        axis: str,
         limit: int | None = None,
         bucket: int = ENGINE_BUCKET,
     ) -> None:
@@ -418,11 +327,11 @@ class _Lengths:
                 self.step = bucket
             profile = session.info.profile
             for info in session.inputs:
-                for axis in axes.get(info.name, ()):
-                    length = info.shape[axis]
+                for place in (place for place, name in enumerate(AXES.get(info.name, ())) if name == axis):
+                    length = info.shape[place]
                     low, high = (1, None) if isinstance(length, str) else (length, length)
                     if info.name in profile:
-                        low, high = int(profile[info.name][0][axis]), int(profile[info.name][2][axis])
+                        low, high = int(profile[info.name][0][place]), int(profile[info.name][2][place])
                     self.low = max(self.low, low)
                     if high is not None:
                         self.high = high if self.high is None else min(self.high, high)
@@ -474,7 +383,7 @@ class BoundSession(BaseSession):
         self._texts: dict[int, list[Feeds]] = {}
         rule, chunks = model.spec.decode, len(prompts[0].chunks)
         rule = replace(rule, num_classes=max(one.prompt.num_classes for one in prompts))
-        if chunks > 1 and not rule.in_graph and model.text.kind in ("tokens", "classes"):
+        if chunks > 1 and not rule.in_graph and model.kind.joins_queries:
             rule = replace(rule, num_queries=rule.num_queries * chunks)
         if every_class and not rule.in_graph:
             rule = replace(rule, select="topk")
@@ -496,7 +405,7 @@ class BoundSession(BaseSession):
     @property
     def _of_phrases(self) -> bool:
         """Whether every phrase has queries of its own."""
-        return self.model.text.kind == "phrases"
+        return self.model.kind.own_queries
 
     def bind(self, *prompts: Prompts, **options: Any) -> BoundSession:
         """The same model with another prompt."""
@@ -578,12 +487,12 @@ class BoundSession(BaseSession):
         return {**outputs, LOGITS: logits}
 
     def _merge_raw(self, runs: Sequence[Outputs], count: int) -> Outputs:
-        """Concatenate the queries of all chunks; classes of other chunks have logit minus infinity. Of kind "names" all chunks have the
-        same queries."""
+        """Concatenate the queries of all chunks; classes of other chunks have logit minus infinity. Where chunks are not joined, all
+        have the same queries."""
         queries, classes = self.model.spec.decode.num_queries, self.spec.decode.num_classes
         logits = np.full((count, self.spec.decode.num_queries, classes), -np.inf, np.float32)
         boxes = np.zeros((count, self.spec.decode.num_queries, 4), np.float32)
-        one = self.model.text.kind == "names"
+        one = not self.model.kind.joins_queries
         for number, outputs in enumerate(runs):
             raw = checked_output(outputs, LOGITS, (count, queries, -1))
             rows = slice(0, queries) if one else slice(number * queries, (number + 1) * queries)
@@ -591,15 +500,12 @@ class BoundSession(BaseSession):
             for image in range(count):
                 chunk = self.prompts[image % len(self.prompts)].chunks[number]
                 classes_here = list(chunk.prompt.class_ids)
-                columns = len(chunk.ids) if isinstance(chunk, TokenChunk) else len(classes_here)
-                if columns > raw.shape[-1]:
+                if chunk.columns > raw.shape[-1]:
                     raise SessionError(
-                        f"the model returned {raw.shape[-1]} columns of '{LOGITS}' for {columns} tokens or classes; "
+                        f"the model returned {raw.shape[-1]} columns of '{LOGITS}' for {chunk.columns} tokens or classes; "
                         "the spec does not belong to this file: export it again"
                     )
-                found = raw[image, :, :columns]  # without padding
-                if isinstance(chunk, TokenChunk):
-                    found = phrase_logits(found, chunk.phrase_mask)
+                found = chunk.by_class(raw[image, :, : chunk.columns])  # without padding
                 logits[image, rows, classes_here] = found.T
         if len(runs) > 1 and not one and self.spec.decode.select == "query":
             chunk_of = np.repeat(np.arange(len(runs)), queries)
@@ -690,7 +596,7 @@ class TokenLabelSession(BoundSession):
 
     def __init__(self, model: PromptedSession, prompts: Sequence[EncodedPrompt], *, text_threshold: float, of_best: bool) -> None:
         name = "tokens-of-best" if of_best else "tokens"
-        if model.text.kind != "tokens":
+        if not model.kind.token_scores:
             raise PromptError(f"phrases {name!r} needs a score for each token, this model has one for each class; use 'best'")
         if model.spec.decode.in_graph:
             raise PromptError(
@@ -712,7 +618,7 @@ class TokenLabelSession(BoundSession):
     def postprocess(self, outputs: Outputs | Candidates, sizes_hw: Sequence[SizeHW], keep: DetectionFilter) -> list[Detections]:
         assert isinstance(outputs, dict)  # there is no image runner
         prompts = [self.prompts[index % len(self.prompts)] for index in range(len(sizes_hw))]
-        chunks = [chunk for one in prompts for chunk in one.chunks if isinstance(chunk, TokenChunk)]  # one each
+        chunks: list[Any] = [chunk for one in prompts for chunk in one.chunks]  # one each, with a mask of its phrases
         tokenizer = self.model.tokenizer
         found = decode_tokens(
             outputs,

@@ -145,7 +145,7 @@ def _decoded(image: bytes | NDArray[np.uint8]) -> Any:
 
 def _processor(source: Source, size: tuple[int, int], prompt: str | None) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """(images -> inputs, (outputs, inputs, sizes of the images) -> detections), both transformers' own."""
-    from ..models.published import processor_with_text
+    from ..models.published import PublishedPrompt, processor_with_text
     from ..text.tokenizer import PromptTokenizer
 
     processor = _image_processor(source, size)
@@ -160,35 +160,16 @@ def _processor(source: Source, size: tuple[int, int], prompt: str | None) -> tup
             lambda outputs, feeds, sizes: finish(outputs, threshold=0.5, target_sizes=sizes),
         )
     assert source.tokenizer is not None and prompt
+    assert source.family.stock is not None
+    stock = source.family.stock()()
+    if size != source.spec.input.size_hw and stock.one_size:
+        height, width = source.spec.input.size_hw
+        raise SessionError(f"transformers' {source.family.title} takes {height}x{width} only; leave `size` out")
     both = processor_with_text(source, processor)
-    if text.kind == "tokens":
-        return (
-            lambda images: both(images=images, text=[prompt.lower()] * len(images), return_tensors="pt", padding=True),
-            lambda outputs, feeds, sizes: both.post_process_grounded_object_detection(
-                outputs, feeds["input_ids"], threshold=0.25, text_threshold=0.25, target_sizes=sizes
-            ),
-        )
-    names = list(PromptTokenizer(source.tokenizer, text).parse(prompt).names.values())
-    if text.kind == "phrases":  # an image for each phrase, as its documentation asks for several
-        if size != source.spec.input.size_hw:
-            height, width = source.spec.input.size_hw
-            raise SessionError(f"transformers' {source.family.title} takes {height}x{width} only; leave `size` out")
-        find = both.post_process_instance_segmentation if source.spec.has_masks else both.post_process_object_detection
-        return (
-            lambda images: {
-                k: v
-                for k, v in both(
-                    images=[*images] * len(names), text=np.repeat(names, len(images)).tolist(), return_tensors="pt"
-                ).items()
-                if k != "original_sizes"
-            },
-            lambda outputs, feeds, sizes: find(outputs, threshold=0.5, target_sizes=[*sizes] * len(names)),
-        )
+    published = PublishedPrompt.of(PromptTokenizer(source.tokenizer, text).parse(prompt))
     return (
-        lambda images: both(images=images, text=[names] * len(images), return_tensors="pt"),
-        lambda outputs, feeds, sizes: both.post_process_grounded_object_detection(
-            outputs, text_labels=[names] * len(sizes), threshold=0.3, target_sizes=sizes
-        ),
+        lambda images: stock.feeds(both, images, published),
+        lambda outputs, feeds, sizes: stock.usual(both, outputs, feeds, published, sizes, source.spec.has_masks),
     )
 
 

@@ -155,16 +155,10 @@ def _finds(spec: ModelSpec) -> dict[str, str]:
         several = shared_names(spec.labels)
         shared = f" (of several ids: {', '.join(map(repr, several))})" if several else ""
         return {"classes": f"{spec.decode.num_classes}: {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}{shared}"}
-    what = {
-        "tokens": "phrases",
-        "classes": f"up to {spec.decode.num_classes} class names, and a task",
-        "names": f"class names, up to {spec.decode.num_classes} in one run",
-        "phrases": f"phrases, up to {spec.decode.num_classes} in one run",
-    }[text.kind]
     text_encoder = f"text encoder {text.encoder}" if text.encoder else "one graph"
     if text.query_encoder:
         text_encoder += f"; encoder of query images {text.query_encoder}"
-    return {"prompt": f"{what}, up to {text.max_tokens} tokens{'' if text.kind == 'tokens' else ' each'}; {text_encoder}"}
+    return {"prompt": f"{text.prompt_kind.describe(spec)}; {text_encoder}"}
 
 
 def family_rows() -> list[dict[str, Any]]:

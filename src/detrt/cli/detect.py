@@ -92,8 +92,8 @@ class ImageOptions:
         check_image_decoder(self.image_decoder)
 
     def make(self, prompt: PromptOptions) -> DetectorOptions:
+        from ..data.token_labels import TEXT_THRESHOLD
         from ..detector import DetectorOptions
-        from ..text.postprocess import TEXT_THRESHOLD
 
         return DetectorOptions(
             threshold=self.threshold,

@@ -13,18 +13,18 @@ from ..backends.base import Session
 from ..backends.prompted import unbound
 from ..data.matching import Gate, match, match_pairs
 from ..data.preprocess import preprocessing_words
+from ..data.token_labels import TEXT_THRESHOLD
 from ..detections import Detections
 from ..detector import Detector
 from ..errors import GateError, MissingPackageError
 from ..models.contract import exported_spec
 from ..spec import InputSpec, ModelSpec
-from ..text.postprocess import TEXT_THRESHOLD
-from ..text.prompts import Prompt, with_last_dot
+from ..text.prompts import Prompt
 from .models import Side, config_like
 from .report import PublishedMatch, TokenMatch, VerifyReport
 
 if TYPE_CHECKING:
-    from ..models.published import PublishedDetector, PublishedOutputs, PublishedPrompt
+    from ..models.published import PublishedDetector, PublishedOutputs
 
 # What decides the pixels; of a graph with symbolic sides, height and width only name the usual size.
 _PIXEL_FIELDS = ("resize", "height", "width", "shortest_edge", "longest_edge", "max_height", "max_width", "pad", "mask")
@@ -40,7 +40,7 @@ def with_published(
     source = ref.source
     if source is None or source.processor is None:
         return report
-    from ..models.published import PIXEL_TOLERANCE, PublishedDetector, open_processor, pixel_error
+    from ..models.published import PIXEL_TOLERANCE, PublishedDetector, PublishedPrompt, open_processor, pixel_error
 
     processor, why_not = open_processor(source.processor)
     if processor is None:
@@ -72,23 +72,16 @@ def with_published(
         )
         return replace(report, published=done, notes=(*report.notes, note))
     try:
-        detector = PublishedDetector(source, processor, None if prompt is None else _as_published(prompt.prompt))
+        detector = PublishedDetector(source, processor, None if prompt is None else PublishedPrompt.of(prompt.prompt))
     except MissingPackageError as error:
         return replace(report, published=done, notes=(*report.notes, f"no end result of transformers: {error}"))
     outputs = [detector.run(image) for image in images]
     theirs = [detector.detections(one) for one in outputs]
     matches = tuple(match(a, b, report.gate) for a, b in zip(theirs, found, strict=False))
     done = replace(done, images=matches)
-    if prompt is not None and not prompt.prompt.listed and own.text.kind == "tokens" and not given.decode.in_graph:
+    if prompt is not None and not prompt.prompt.listed and own.text.prompt_kind.token_scores and not given.decode.in_graph:
         done = replace(done, by_tokens=tuple(_by_tokens(detector, outputs, cand.session, prompt.prompt, images, report.gate)))
     return replace(report, published=done)
-
-
-def _as_published(prompt: Prompt) -> PublishedPrompt:
-    from ..models.published import PublishedPrompt
-
-    spans = [(phrase.start, phrase.end) for phrase in prompt.phrases]
-    return PublishedPrompt(with_last_dot(prompt.text), prompt.names, spans, prompt.task)
 
 
 def _by_tokens(

@@ -13,7 +13,7 @@ from ..backends.compare import can_follow, difference, forced_differences
 from ..backends.prompted import detector_of, with_text
 from ..data.preprocess import SizeHW, group_by_size, preprocess
 from ..errors import SessionError
-from ..spec import CLASS_FEATURES, TEXT_FEATURES
+from ..text.tensors import CLASS_FEATURES, TEXT_FEATURES
 
 
 def forced_rows(

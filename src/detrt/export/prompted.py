@@ -19,13 +19,15 @@ from ..errors import ExportError, SourceError
 from ..graph.io import summarise
 from ..graph.msda_plugin import emit
 from ..models.contract import ExportConfig, contract, other_size, query_encoder_contract, text_encoder_contract, trace_size
-from ..models.example_inputs import example_ids, image_feeds, text_feeds, token_feeds, torch_text_encoder
+from ..models.example_inputs import example_ids, image_feeds, text_feeds, torch_text_encoder
 from ..models.hooks import forced_choices
 from ..models.published import ProcessingCheck, check_processing
 from ..models.source import Source
 from ..models.wrapper import QueryEncoderModule, StockQueryEncoder, StockTextModule, TextEncoderModule, TextExportModule
-from ..spec import CLASS_FEATURES, PIXEL_MASK, PIXEL_VALUES, ModelSpec
+from ..spec import PIXEL_MASK, PIXEL_VALUES, ModelSpec
 from ..system import CPU
+from ..text.kinds import token_feeds
+from ..text.tensors import CLASS_FEATURES
 from .trace import ExportReport, finish, require_equal, rows_of, standard_operators, trace
 
 # (rows, longest prompt) while tracing; the checks use other numbers.
@@ -167,7 +169,7 @@ class _StockSession(BaseSession):
 
     def run(self, feeds: Feeds, force: Choices | None = None) -> Outputs:
         batch = len(feeds[PIXEL_VALUES])
-        rows = [slice(None)] if self._stock.kind == "tokens" else [slice(i, i + 1) for i in range(batch)]
+        rows = [slice(None)] if self._stock.reads_ids else [slice(i, i + 1) for i in range(batch)]
         parts: list[list[NDArray]] = []
         for part in rows:
             tensors = {name: torch.from_numpy(np.ascontiguousarray(array[part])) for name, array in feeds.items()}

@@ -7,35 +7,23 @@ from dataclasses import dataclass, field, replace
 
 from ..errors import ExportError, check_one_of
 from ..spec import (
-    ATTENTION_MASK,
     BOXES,
-    CLASS_FEATURES,
-    CLASS_MASK,
-    INPUT_IDS,
     LABELS,
     LARGEST_SIDE,
     LOGITS,
     MASK_LOGITS,
     NUM_DETECTIONS,
-    PHRASE_FEATURES,
-    PHRASE_MASK,
     PIXEL_MASK,
     PIXEL_VALUES,
     PRED_BOXES,
     SCORES,
     TARGET_SIZES,
-    TASK_FEATURES,
-    TASK_MASK,
-    TEXT_ENCODER_INPUTS,
-    TEXT_ENCODER_OUTPUTS,
-    TEXT_FEATURES,
-    TEXT_POSITION_IDS,
-    TEXT_SELF_MASK,
     ModelSpec,
     TensorInfo,
     extra_outputs,
     text_inputs,
 )
+from ..text.tensors import AXES, CLASS_FEATURES, FEATURES_AXIS, TEXT_ENCODER_INPUTS
 from .source import Source
 
 
@@ -102,10 +90,8 @@ def contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo,
     if not rule.in_graph:
         columns: tuple[int | str, ...] = (rule.num_classes + (rule.activation == "softmax"),)
         rows: tuple[int | str, ...] = ("batch", rule.num_queries)
-        if spec.text is not None and spec.text.kind == "phrases":
-            rows, columns = ("batch", "phrases", rule.num_queries), ()
-        elif spec.text is not None:
-            columns = ("tokens" if spec.text.kind == "tokens" else "classes",)
+        if spec.text is not None:
+            rows, columns = spec.text.prompt_kind.logit_axes(rule.num_queries)
         outputs: Sequence[TensorInfo] = (
             TensorInfo(LOGITS, "float32", (*rows, *columns)),
             TensorInfo(PRED_BOXES, "float32", (*rows, 4)),
@@ -127,29 +113,13 @@ def contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo,
     return tuple(inputs), tuple(outputs)
 
 
-# Shapes of text inputs, and of the outputs of a text encoder; d is the width of the text features.
-_TEXT_SHAPES: dict[str, tuple[str, ...]] = {
-    INPUT_IDS: ("batch", "tokens"),
-    ATTENTION_MASK: ("batch", "tokens"),
-    TEXT_FEATURES: ("batch", "tokens", "d"),
-    TEXT_SELF_MASK: ("batch", "tokens", "tokens"),
-    TEXT_POSITION_IDS: ("batch", "tokens"),
-    PHRASE_MASK: ("batch", "phrases", "tokens"),
-    PHRASE_FEATURES: ("batch", "phrases", "tokens", "d"),
-    CLASS_FEATURES: ("batch", "classes", "d"),
-    CLASS_MASK: ("batch", "classes"),
-    TASK_FEATURES: ("batch", "tokens", "d"),
-    TASK_MASK: ("batch", "tokens"),
-}
-
-
 def text_encoder_contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
     """Inputs and outputs of a text encoder's graph."""
     assert spec.text is not None
     inputs = tuple(_text_input(name, spec) for name in TEXT_ENCODER_INPUTS)
     # One row per name: no axis of classes yet.
     names = TensorInfo(CLASS_FEATURES, "float32", ("batch", spec.text.features))
-    outputs = (names if name == CLASS_FEATURES else _text_input(name, spec) for name in TEXT_ENCODER_OUTPUTS[spec.text.kind])
+    outputs = (names if name == CLASS_FEATURES else _text_input(name, spec) for name in spec.text.prompt_kind.encoder_outputs)
     return inputs, tuple(outputs)
 
 
@@ -161,23 +131,22 @@ def query_encoder_contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tup
 
 def _text_input(name: str, spec: ModelSpec) -> TensorInfo:
     assert spec.text is not None
-    shape = tuple(spec.text.features if axis == "d" else axis for axis in _TEXT_SHAPES[name])
-    return TensorInfo(name, "float32" if "d" in _TEXT_SHAPES[name] else "int64", shape)
+    shape = tuple(spec.text.features if axis == FEATURES_AXIS else axis for axis in AXES[name])
+    return TensorInfo(name, "float32" if FEATURES_AXIS in AXES[name] else "int64", shape)
 
 
 def _with_graphs(spec: ModelSpec, title: str, config: ExportConfig) -> ModelSpec:
     if config.image_queries:
-        if spec.text is None or spec.text.kind != "names":
+        if spec.text is None or not spec.text.prompt_kind.takes_images:
             raise ExportError(f"`image_queries` is for OWL-ViT and OWLv2; {title} finds nothing by an image; leave it out")
         spec = replace(spec, text=replace(spec.text, query_encoder=QUERY_ENCODER))
     if not config.single_graph:
         return spec
     if spec.text is None:
         raise ExportError(f"`single_graph` is for models that take a prompt; {title} has one graph anyway")
-    if spec.text.kind != "tokens":
-        what = {"classes": "every name and once for the task", "names": "every name"}.get(spec.text.kind, "every phrase")
+    if not spec.text.prompt_kind.reads_ids:
         raise ExportError(
-            f"`single_graph`: {title} runs its text encoder over {what}, so the two are graphs "
+            f"`single_graph`: {title} runs its text encoder over {spec.text.prompt_kind.encodes}, so the two are graphs "
             "of different batches; leave `single_graph` out"
         )
     return replace(spec, text=replace(spec.text, encoder=""))

@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..spec import (
-    ATTENTION_MASK,
-    CLASS_FEATURES,
-    CLASS_MASK,
-    INPUT_IDS,
-    PHRASE_FEATURES,
-    PHRASE_MASK,
-    PIXEL_MASK,
-    PIXEL_VALUES,
-    TARGET_SIZES,
-    TASK_FEATURES,
-    TASK_MASK,
-    TEXT_FEATURES,
-    ModelSpec,
-    text_inputs,
-)
+from ..spec import PIXEL_MASK, PIXEL_VALUES, TARGET_SIZES, ModelSpec
 from .source import Source
 from .wrapper import TextEncoderModule
 
@@ -76,8 +60,7 @@ Ids = tuple[NDArray[np.int64], NDArray[np.int64]]  # input_ids and attention_mas
 def example_ids(source: Source, rows: int, tokens: int, seed: int = 0) -> Ids:
     """Prompts whose longest has `tokens` ids; each row is another prompt.
 
-    Kind "tokens": phrases of one to three words, each closed by a separator, inside the frame; other kinds: words between the
-    first and the last id of a CLIP vocabulary.
+    See `PromptKind.example_row`.
     """
     spec, config = source.spec, source.module.config.text_config
     assert spec.text is not None
@@ -89,49 +72,9 @@ def example_ids(source: Source, rows: int, tokens: int, seed: int = 0) -> Ids:
     for row in range(rows):
         length = max(4, tokens - 2 * row) if tokens > 4 else tokens
         words = [int(w) for w in rng.integers(1, size - 2, length) if int(w) not in taken]
-        if spec.text.kind != "tokens":
-            prompt = [size - 2, *words[: length - 2], size - 1]
-        else:
-            prompt = _phrases(rng, words, length, spec.text.separators)
+        prompt = spec.text.prompt_kind.example_row(rng, words, length, spec.text, size)
         ids[row, : len(prompt)], mask[row, : len(prompt)] = prompt, 1
     return ids, mask
-
-
-def _phrases(rng: Any, words: list[int], length: int, separators: tuple[int, ...]) -> list[int]:
-    begin, end, *stops = separators
-    prompt, since, phrase = [begin], 0, 1 + int(rng.integers(3))
-    while len(prompt) < length - 2:
-        # Mostly full stops, now and then a question mark.
-        stop = since == phrase
-        prompt.append(stops[int(rng.random() < 0.2) % len(stops)] if stop else words[len(prompt) % len(words)])
-        since, phrase = (0, 1 + int(rng.integers(3))) if stop else (since + 1, phrase)
-    if prompt[-1] in stops:
-        prompt[-1] = words[0]
-    return [*prompt, stops[0], end][:length]
-
-
-def example_phrases(ids: NDArray, spec: ModelSpec) -> NDArray[np.int64]:
-    """(rows, phrases, tokens) int64: the tokens between two separators are a phrase."""
-    assert spec.text is not None
-    rows = []
-    for line in ids:
-        number, found = 0, []
-        for token in line:
-            ends = int(token) in spec.text.separators
-            found.append(-1 if ends or int(token) == spec.text.pad_id else number)
-            number += ends
-        used = sorted({n for n in found if n >= 0})
-        rows.append([used.index(n) if n >= 0 else -1 for n in found])
-    count = max(max(row) for row in rows) + 1
-    return (np.array(rows)[:, None] == np.arange(max(count, 1))[None, :, None]).astype(np.int64)
-
-
-def token_feeds(ids: Ids, spec: ModelSpec) -> dict[str, NDArray]:
-    """Feeds without a text encoder: token ids, their mask, and the phrases of a graph that decodes."""
-    feeds = {INPUT_IDS: ids[0], ATTENTION_MASK: ids[1]}
-    if spec.decode.in_graph:
-        feeds[PHRASE_MASK] = example_phrases(ids[0], spec)
-    return feeds
 
 
 # Maps an array of token ids and its mask to the outputs of a text encoder, by name.
@@ -157,31 +100,7 @@ def torch_text_encoder(source: Source, spec: ModelSpec) -> TextEncoder:
 
 
 def text_feeds(source: Source, spec: ModelSpec, ids: Ids, text_encoder: TextEncoder) -> dict[str, NDArray]:
-    """Text feeds of a detector, one prompt per image.
-
-    Kind "classes": all rows of the batch are names; image i has all classes but i of them, and its task is row i. Kind "phrases":
-    image i has the prompts of all rows from its own on, but the last image only its own. Kind "names": as "classes", without tasks.
-    """
+    """Text feeds of a detector, one prompt per image; see `PromptKind.example_feeds`."""
     assert spec.text is not None
-    feeds = token_feeds(ids, spec)
-    if spec.text.kind == "tokens":
-        if spec.text.encoder:
-            feeds |= text_encoder(*ids)
-        return {name: feeds[name] for name in text_inputs(spec)}
     batch = len(ids[0])
-    if spec.text.kind == "phrases":
-        features = text_encoder(*ids)[TEXT_FEATURES]
-        rows = (np.arange(batch)[:, None] + np.arange(batch)) % batch  # (batch, phrases)
-        mask = ids[1][rows]
-        mask[-1, 1:] = 0
-        return {PHRASE_FEATURES: features[rows] * mask[..., None].astype(np.float32), PHRASE_MASK: mask}
-    names = example_ids(source, batch + 2, 7, seed=batch)
-    features = text_encoder(*names)[CLASS_FEATURES]
-    mask = np.ones((batch, len(names[0])), np.int64)
-    for image in range(batch):
-        mask[image, len(names[0]) - image :] = 0
-    repeated = np.repeat(features[None], batch, 0) * mask[..., None].astype(np.float32)
-    classes = {CLASS_FEATURES: repeated, CLASS_MASK: mask}
-    if spec.text.kind == "names":
-        return classes
-    return {**classes, TASK_FEATURES: text_encoder(*ids)[TEXT_FEATURES], TASK_MASK: ids[1]}
+    return spec.text.prompt_kind.example_feeds(spec, ids, text_encoder, lambda rows: example_ids(source, rows, 7, seed=batch))

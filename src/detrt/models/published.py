@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from ..data.scenes.scene import draw_scene
 from ..detections import Detections, Masks, mask_iou
 from ..errors import GateError, MissingPackageError
 from ..spec import PIXEL_MASK, PIXEL_VALUES, ModelSpec, TextSpec
+from ..text.prompts import Prompt, with_last_dot
 from .families import processors
 from .hub import quiet, require_transformers
 from .wrapper import named_outputs
@@ -274,6 +274,11 @@ class PublishedPrompt:
     spans: Sequence[tuple[int, int]]
     task: str = ""
 
+    @classmethod
+    def of(cls, prompt: Prompt) -> PublishedPrompt:
+        spans = [(phrase.start, phrase.end) for phrase in prompt.phrases]
+        return cls(with_last_dot(prompt.text), prompt.names, spans, prompt.task)
+
 
 class PublishedDetector:
     """A checkpoint with transformers' own processor before and after it: what its users have without detrt.
@@ -287,119 +292,49 @@ class PublishedDetector:
     def __init__(self, source: Source, image_processor: Any, prompt: PublishedPrompt | None = None) -> None:
         self._source, self._images, self._prompt = source, image_processor, prompt
         self._both = None if source.spec.text is None else processor_with_text(source, image_processor)
-        self._one_by_one = source.spec.text is not None and source.spec.text.kind == "phrases"
+        self._stock: Any = None if source.family.stock is None else source.family.stock()()
 
     def run(self, image: NDArray[np.uint8]) -> PublishedOutputs:
         """Outputs of the model for (height, width, 3) uint8 RGB pixels, as transformers' processor prepares them."""
         import torch
 
         with torch.inference_mode():
-            if self._one_by_one:
-                assert self._both is not None and self._prompt is not None
-                phrases = self._prompt.names.values()
-                inputs = [self._both(images=image, text=phrase, return_tensors="pt") for phrase in phrases]
-                for one in inputs:
-                    del one["original_sizes"]
-                return PublishedOutputs([self._source.module(**one) for one in inputs], None, image.shape[:2])
-            inputs = self._inputs(image)
-            return PublishedOutputs(self._source.module(**inputs), inputs.get("input_ids"), image.shape[:2])
-
-    def _inputs(self, image: NDArray[np.uint8]) -> Any:
-        if self._both is None:
-            return self._images(images=image, return_tensors="pt")
-        assert self._prompt is not None and self._source.spec.text is not None
-        if self._source.spec.text.kind == "names":
-            return self._both(images=image, text=[list(self._prompt.names.values())], return_tensors="pt")
-        if self._source.spec.text.kind == "classes":
-            task = {"task": self._prompt.task} if self._prompt.task else {}
-            return self._both(images=image, text=list(self._prompt.names.values()), return_tensors="pt", **task)
-        return self._both(images=image, text=self._prompt.text, return_tensors="pt")
+            if self._both is None:
+                feeds = [self._images(images=image, return_tensors="pt")]
+            else:
+                feeds = self._stock.runs(self._both, image, self._prompt)
+            return PublishedOutputs([self._source.module(**one) for one in feeds], feeds, image.shape[:2])
 
     def detections(self, outputs: PublishedOutputs) -> Detections:
-        """All detections, best score first, by transformers' post-processing.
-
-        Of a prompt for a model with a logit for each token, a class is a phrase: its post-processing gets the logits of one phrase
-        after the other, so that what it calls the score of a box, the best over all tokens, is that of the phrase.
-        """
+        """All detections, best score first, by transformers' post-processing; see `Stock.found`."""
         import torch
 
-        target = [outputs.size_hw]
         if self._both is None:
-            found = self._images.post_process_object_detection(outputs.tensors, threshold=0.0, target_sizes=torch.tensor(target))[
-                0
-            ]
-            return self._named(_as_detections(found, (), outputs.size_hw))
-        assert self._prompt is not None
-        ids = list(self._prompt.names)
-        if self._one_by_one:
-            parts = [
-                self._both.post_process_object_detection(one, threshold=0.0, target_sizes=target)[0] for one in outputs.tensors
-            ]
-            labels = torch.tensor(ids).repeat_interleave(torch.tensor([len(part["scores"]) for part in parts]))
-            found = {name: torch.cat([part[name] for part in parts]) for name in ("scores", "boxes")}
-            best = found["scores"].argsort(descending=True, stable=True)[: self._source.spec.decode.max_detections]
-            return self._named(
-                _as_detections({"labels": labels[best], **{k: v[best] for k, v in found.items()}}, (), outputs.size_hw)
-            )
-        if outputs.input_ids is None or self._source.spec.text.kind == "names":
-            names = list(self._prompt.names.values())
-            found = self._both.post_process_grounded_object_detection(
-                outputs.tensors, text_labels=[names], threshold=0.0, target_sizes=target
-            )[0]
-            found["labels"] = torch.tensor(ids)[found["labels"]]
-            return self._named(_as_detections(found, (), outputs.size_hw))
-        phrases = []
-        for tokens in self._phrase_tokens(outputs.input_ids.shape[1]):
-            # A threshold below every score, so that all phrases keep all queries.
-            phrases.append(self._grounded(outputs, threshold=-1.0, only=tokens))
-        scores, best = torch.stack([one["scores"].float() for one in phrases]).max(0)
-        found = {"scores": scores, "boxes": phrases[0]["boxes"], "labels": torch.tensor(ids)[best]}
-        return self._named(_as_detections(found, (), outputs.size_hw))
+            target = torch.tensor([outputs.size_hw])
+            found = self._images.post_process_object_detection(outputs.tensors[0], threshold=0.0, target_sizes=target)[0]
+        else:
+            found = self._stock.found(self._both, outputs, self._prompt, self._source.spec.decode.max_detections)
+        names = self._source.spec.labels if self._prompt is None else self._prompt.names
+        made = _as_detections(found, (), outputs.size_hw)
+        return replace(made, labels=tuple(names.get(int(i), str(i)) for i in made.class_ids))
 
     def by_tokens(self, outputs: PublishedOutputs, text_threshold: float) -> Detections:
         """Detections as the processor of Grounding DINO returns them: the score is the best of all tokens, the label is the text of
         those above `text_threshold`, and the class id is 0."""
         import torch
 
-        found = self._grounded(outputs, threshold=0.0, text_threshold=text_threshold)
+        found = self._stock.grounded(self._both, outputs, threshold=0.0, text_threshold=text_threshold)
         order = torch.argsort(found["scores"].float(), descending=True, stable=True).tolist()
         made = _as_detections({**found, "labels": torch.zeros(len(order), dtype=torch.int64)}, (), outputs.size_hw)
         return replace(made, labels=tuple(found["text_labels"][i] for i in order))
 
-    def _grounded(self, outputs: PublishedOutputs, *, only: NDArray[np.bool_] | None = None, **thresholds: float) -> Any:
-        """transformers' post-processing of token scores. only: (tokens,), the tokens that count."""
-        import torch
-
-        assert self._both is not None
-        tensors = outputs.tensors
-        if only is not None:
-            columns = torch.zeros(tensors.logits.shape[-1], dtype=torch.bool)
-            columns[: len(only)] = torch.from_numpy(only)
-            logits = tensors.logits.masked_fill(~columns, -torch.inf)
-            tensors = SimpleNamespace(logits=logits, pred_boxes=tensors.pred_boxes)
-        return self._both.post_process_grounded_object_detection(
-            tensors, outputs.input_ids, target_sizes=[outputs.size_hw], **thresholds
-        )[0]
-
-    def _phrase_tokens(self, length: int) -> NDArray[np.bool_]:
-        """(phrases, tokens), by the characters that transformers' tokenizer has each token from."""
-        assert self._both is not None and self._prompt is not None
-        tokens = self._both.tokenizer(self._prompt.text, return_offsets_mapping=True)["offset_mapping"]
-        assert len(tokens) == length
-        return np.array([[first <= start < end <= last for start, end in tokens] for first, last in self._prompt.spans])
-
-    def _named(self, found: Detections) -> Detections:
-        names = self._source.spec.labels if self._prompt is None else self._prompt.names
-        return replace(found, labels=tuple(names.get(int(i), str(i)) for i in found.class_ids))
-
 
 @dataclass(frozen=True, slots=True)
 class PublishedOutputs:
-    """What transformers' model returned for one image, of SAM 3 for each phrase. input_ids: of a prompt with a logit for each token;
-    size_hw: of the image."""
+    """What transformers' model returned for one image, and its feeds, a run after the other; size_hw: of the image."""
 
-    tensors: Any
-    input_ids: Any
+    tensors: Sequence[Any]
+    feeds: Sequence[Mapping[str, Any]]
     size_hw: tuple[int, int]
 
 
@@ -422,6 +357,5 @@ def _tokenizer(content: bytes, text: TextSpec) -> Any:
         path.write_bytes(content)
         tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(text.pad_id)
-    if text.kind == "names":  # its processor pads to it
-        tokenizer.model_max_length = text.max_tokens
+    tokenizer.model_max_length = text.max_tokens  # to which some processors pad
     return tokenizer

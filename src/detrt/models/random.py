@@ -263,7 +263,7 @@ def small_tokenizer(family: Family, text_config: Any) -> bytes:
         vocabulary |= {f"##{letter}": next(free) for letter in letters}
     vocabulary |= {word: next(free) for word in _WORDS if word not in vocabulary}
     made = bert_tokenizer(vocabulary)
-    if family.text != "tokens":
+    if text_config.bos_token_id is not None:  # CLIP
         processors = library().processors
         ends = [
             ("<|startoftext|>", text_config.bos_token_id),

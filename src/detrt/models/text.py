@@ -8,21 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from .. import files
 from ..errors import MissingPackageError, SourceError
-from ..spec import INSTANCE_SEGMENTATION, DecodeSpec, InputSpec, ModelSpec, TextSpec
+from ..spec import DETECTION, INSTANCE_SEGMENTATION, DecodeSpec, InputSpec, ModelSpec, TextSpec
 from .families import Family
 from .rewrites import modeling_module
 
 if TYPE_CHECKING:
     from torch import nn
-
-
-# Names that one run of a model with a list of classes takes; its head has no limit of its own.
-MOST_CLASSES = 1000
-# Phrases that one run of SAM 3 takes: each has attentions of its own over the map of the image, 0.9 GB for a layer at 1008x1008 in FP32.
-MOST_PHRASES = 4
-
-# What ends a phrase or frames a prompt (the paper's section 3.4, and both published implementations).
-SEPARATORS = ("[CLS]", "[SEP]", ".", "?")
 
 
 def with_boolean_masks(module: nn.Module) -> None:
@@ -43,57 +34,35 @@ def text_spec(family: Family, module: nn.Module, input_spec: InputSpec, tokenize
         SourceError: a tokenizer that is not this model's.
     """
     config: Any = module.config
-    vocabulary, size = facts(tokenizer)
+    assert family.text_facts is not None
+    facts = family.text_facts(config)
+    vocabulary, size = words_of(tokenizer)
     rows = int(config.text_config.vocab_size)
     if size > rows:
         raise SourceError(
             f"the tokenizer of '{ref}' has {size} ids, and the model knows {rows}; it is another model's. "
             "Give the right one with `tokenizer=FILE`"
         )
-    pad = pad_id(tokenizer)
-    if family.text == "phrases":
-        return _with_masks(family, config, input_spec, pad)
-    if family.text == "names":
-        return _of_patches(family, config, input_spec, pad)
-    queries = int(config.num_queries)
-    if family.text == "tokens":
-        wanted = [int(i) for i in modeling_module(module).SPECIAL_TOKENS]
-        found = [vocabulary.get(word) for word in SEPARATORS]
-        if found != wanted:
-            raise SourceError(
-                f"the tokenizer of '{ref}' gives {', '.join(SEPARATORS)} the ids {found}, and the model "
-                f"splits prompts at {wanted}; it is another model's. Give the right one with `tokenizer=FILE`"
-            )
-        longest = min(int(config.max_text_len), int(config.text_config.max_position_embeddings))
-        text = TextSpec("tokens", longest, int(config.d_model), pad, tuple(wanted))
-        classes = longest
-    else:
-        text = TextSpec(
-            "classes",
-            int(config.text_config.max_position_embeddings),
-            int(config.text_config.hidden_size),
-            pad,
+    separators = [int(i) for i in modeling_module(module).SPECIAL_TOKENS] if facts.marks else []
+    found = [vocabulary.get(word) for word in facts.marks]
+    if found != separators:
+        raise SourceError(
+            f"the tokenizer of '{ref}' gives {', '.join(facts.marks)} the ids {found}, and the model "
+            f"splits prompts at {separators}; it is another model's. Give the right one with `tokenizer=FILE`"
         )
-        classes = MOST_CLASSES
-    rule = DecodeSpec(family.activation, family.select, queries, classes, queries, nms=family.nms, nms_iou=family.nms_iou)
-    return ModelSpec(family.name, input_spec, rule, {}, text=text)
-
-
-def _of_patches(family: Family, config: Any, input_spec: InputSpec, pad: int) -> ModelSpec:
-    vision, words = config.vision_config, config.text_config
-    queries = (int(vision.image_size) // int(vision.patch_size)) ** 2
-    text = TextSpec("names", int(words.max_position_embeddings), int(config.projection_dim), pad)
-    rule = DecodeSpec(family.activation, family.select, queries, MOST_CLASSES, queries)
-    return ModelSpec(family.name, input_spec, rule, {}, text=text)
-
-
-def _with_masks(family: Family, config: Any, input_spec: InputSpec, pad: int) -> ModelSpec:
-    vision, decoder, words = config.vision_config, config.detr_decoder_config, config.text_config
-    queries = int(decoder.num_queries)
-    stride = int(vision.backbone_config.patch_size) / float(vision.scale_factors[0])
-    rule = DecodeSpec(family.activation, family.select, queries, MOST_PHRASES, queries, mask_stride=stride)
-    text = TextSpec("phrases", int(words.max_position_embeddings), int(config.detr_encoder_config.hidden_size), pad)
-    return ModelSpec(family.name, input_spec, rule, {}, text=text, task=INSTANCE_SEGMENTATION)
+    text = TextSpec(family.text, facts.max_tokens, facts.features, pad_id(tokenizer), tuple(separators))
+    rule = DecodeSpec(
+        family.activation,
+        family.select,
+        facts.queries,
+        facts.most,
+        facts.queries,
+        nms=family.nms,
+        nms_iou=family.nms_iou,
+        mask_stride=facts.mask_stride,
+    )
+    task = INSTANCE_SEGMENTATION if facts.mask_stride else DETECTION
+    return ModelSpec(family.name, input_spec, rule, {}, text=text, task=task)
 
 
 # The tokenizer of a prompted checkpoint as one file of the `tokenizers` library.
@@ -200,7 +169,7 @@ def bert_tokenizer(vocabulary: dict[str, int]) -> Any:
     return made
 
 
-def facts(tokenizer: bytes) -> tuple[dict[str, int], int]:
+def words_of(tokenizer: bytes) -> tuple[dict[str, int], int]:
     """(word -> id, number of ids) of a tokenizer file."""
     made = library().Tokenizer.from_str(tokenizer.decode())
     vocabulary = made.get_vocab(with_added_tokens=True)
@@ -209,5 +178,5 @@ def facts(tokenizer: bytes) -> tuple[dict[str, int], int]:
 
 def pad_id(tokenizer: bytes) -> int:
     """The id that fills a batch up: of "[PAD]", else of CLIP's end token, else 0."""
-    vocabulary, _ = facts(tokenizer)
+    vocabulary, _ = words_of(tokenizer)
     return next((vocabulary[name] for name in ("[PAD]", "<pad>", "<|endoftext|>") if name in vocabulary), 0)

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from ..spec import (
-    ATTENTION_MASK,
-    CLASS_FEATURES,
-    CLASS_MASK,
-    INPUT_IDS,
     LOGITS,
     MASK_LOGITS,
     ORDER_LOGITS,
-    PHRASE_FEATURES,
-    PHRASE_MASK,
     PIXEL_MASK,
     PIXEL_VALUES,
     PRED_BOXES,
@@ -32,7 +23,7 @@ from ..spec import (
     output_names,
     text_inputs,
 )
-from .arch.grounding_dino import PADDED_LOGIT
+from ..text.tensors import ATTENTION_MASK, CLASS_FEATURES, INPUT_IDS, PHRASE_FEATURES, PHRASE_MASK, TEXT_ENCODER_INPUTS
 from .contract import contract, text_encoder_contract
 from .nms_op import surviving
 from .source import Source
@@ -193,7 +184,7 @@ class TextExportModule(ExportModule):
             features, seen, positions = self.text_encoder(ids, attention)
             text = [features, attention, seen, positions]
         else:
-            # Of kind "tokens" only decoding needs to know the phrases.
+            # Where it is a mask of tokens alone, only decoding needs to know the phrases.
             text = [feeds[name] for name in text_inputs(self.spec) if name != PHRASE_MASK or PHRASE_FEATURES in feeds]
         outputs = self.model(pixels, *([] if mask is None else [mask]), *text)[: 2 + self.spec.has_masks]
         return self.decoded(outputs, feeds) if self.spec.decode.in_graph else outputs
@@ -203,7 +194,7 @@ class TextExportModule(ExportModule):
         logits, boxes, *masks = outputs
         probabilities = logits.float().sigmoid()
         assert self.spec.text is not None
-        if self.spec.text.kind == "phrases":
+        if self.spec.text.prompt_kind.own_queries:
             scores, query, phrase = self.best_pairs(probabilities, logits.shape[2])
             rows = phrase * logits.shape[2] + query
             flat = [part.flatten(1, 2) for part in (boxes, *masks)]
@@ -278,120 +269,33 @@ class StockQueryEncoder(QueryEncoderModule):
 class StockTextModule(ExportModule):
     """The forward of transformers under detrt's tensor names, the reference of exports of prompted models; raw outputs only.
 
-    kind "tokens": pixel_values, pixel_mask, input_ids, attention_mask, as of a single graph, whatever
-    `spec.text.encoder` says. Other kinds: the inputs of the detector's graph.
-    Returns logits (batch, queries, tokens or classes), padding `PADDED_LOGIT`, and pred_boxes
-    (batch, queries, 4); of kind "phrases" what `Sam3Detector` returns.
+    Inputs are those of the detector's graph; of a model that takes token ids itself pixel_values, pixel_mask, input_ids and
+    attention_mask, whatever `spec.text.encoder` says. For outputs see `Stock.forward`.
     """
 
     def __init__(self, source: Source, spec: ModelSpec) -> None:
-        assert spec.text is not None
+        assert spec.text is not None and source.family.stock is not None
         super().__init__(source.module, spec)
-        self.kind = spec.text.kind
+        self.stock, self.reads_ids = source.family.stock()(), spec.text.prompt_kind.reads_ids
         self.input_names = [info.name for info in contract(spec)[0][: 1 + spec.input.mask]]
-        self.input_names += [INPUT_IDS, ATTENTION_MASK] if self.kind == "tokens" else text_inputs(spec)
+        self.input_names += TEXT_ENCODER_INPUTS if self.reads_ids else text_inputs(spec)
 
     def forward(self, pixel_values: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         feeds = dict(zip(self.input_names[1:], rest, strict=True))
         mask = feeds.get(PIXEL_MASK)
-        pixels = self.normalized(pixel_values, mask)
-        if self.kind == "classes":
-            return self._classes(pixels, feeds)
-        if self.kind == "phrases":
-            return self._phrases(pixels, feeds)
-        if self.kind == "names":
-            return self._names(pixels, feeds)
-        ids, attention = feeds[INPUT_IDS], feeds[ATTENTION_MASK]
-        outputs = self.model(pixel_values=pixels, pixel_mask=mask, input_ids=ids, attention_mask=attention, return_dict=True)
-        # transformers pads to the longest prompt, with infinity.
-        logits = outputs.logits[:, :, : ids.shape[1]]
-        return logits.masked_fill(attention[:, None, :] == 0, PADDED_LOGIT), outputs.pred_boxes
-
-    def _classes(self, pixels: Tensor, feeds: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Image by image if counts differ: in transformers, padded classes take part in the selection."""
-        model: Any = self.model
-        features, task, seen = (feeds[name] for name in text_inputs(self.spec) if name != CLASS_MASK)
-        counts = feeds[CLASS_MASK].sum(1).tolist()
-        maps = model.encoder(model.vision_backbone(pixels), return_dict=True).extracted_states
-        alone = [slice(i, i + 1) for i in range(len(counts))]
-        groups = [slice(None)] if len(set(counts)) == 1 else alone
-        parts = []
-        for rows in groups:
-            names = features[rows, : counts[rows][0]].transpose(0, 1)
-            outputs = model.decoder(
-                [level[rows] for level in maps],
-                names,
-                task[rows].transpose(0, 1),
-                seen[rows],
-                return_dict=True,
-            )
-            missing = features.shape[1] - names.shape[0]
-            logits = torch.nn.functional.pad(outputs.decoder_classes[-1], (0, missing), value=PADDED_LOGIT)
-            parts.append((logits, outputs.decoder_coords[-1]))
-        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
-
-    def _names(self, pixels: Tensor, feeds: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        model: Any = self.model
-        grid = model.image_embedder(pixels)[0]
-        patches, seen = grid.flatten(1, 2), feeds[CLASS_MASK]
-        logits = model.class_predictor(patches, feeds[CLASS_FEATURES], seen)[0]
-        return logits.masked_fill(seen[:, None, :] == 0, PADDED_LOGIT), model.box_predictor(patches, grid)
-
-    def _phrases(self, pixels: Tensor, feeds: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        """One phrase of every image after the other."""
-        model: Any = self.model
-        with _positions_of(model.vision_encoder.backbone, pixels.shape[-2:]):
-            maps = model.get_vision_features(pixels)
-        found = []
-        for features, seen in zip(feeds[PHRASE_FEATURES].unbind(1), feeds[PHRASE_MASK].unbind(1), strict=True):
-            text = BaseModelOutputWithPooling(pooler_output=features)
-            outputs = model(vision_embeds=maps, text_embeds=text, attention_mask=seen, return_dict=True)
-            # The score of its post-processing, as a logit.
-            scores = outputs.pred_logits.double().sigmoid() * outputs.presence_logits.double().sigmoid()
-            logits = scores.logit().to(torch.float32).masked_fill(seen.sum(1, keepdim=True) == 0, PADDED_LOGIT)
-            first, last = outputs.pred_boxes[..., :2], outputs.pred_boxes[..., 2:]
-            found.append((logits, torch.cat([(first + last) / 2, last - first], -1), outputs.pred_masks))
-        return tuple(torch.stack(parts, 1) for parts in zip(*found, strict=True))[: 2 + self.spec.has_masks]
-
-
-@contextlib.contextmanager
-def _positions_of(backbone: Any, size_hw: Sequence[int]) -> Iterator[None]:
-    """Rotary positions of SAM 3's global layers for images of a size, by the library's own function, inside the block."""
-    config = copy(backbone.config)
-    config.image_size = [int(size_hw[1]), int(size_hw[0])]
-    layers = [layer for layer in backbone.layers if not layer.window_size]
-    usual = [layer.position_ids for layer in layers]
-    try:
-        for layer in layers:
-            layer.position_ids = layer.precompute_positions(config, 0).to(layer.position_ids.device)
-        yield
-    finally:
-        for layer, positions in zip(layers, usual, strict=True):
-            layer.position_ids = positions
+        return self.stock.forward(self.model, self.normalized(pixel_values, mask), mask, feeds)[: 2 + self.spec.has_masks]
 
 
 class StockTextEncoder(torch.nn.Module):
-    """The text model of transformers, of all kinds but "tokens".
+    """The text model of transformers, of a model that has one by itself: input_ids, attention_mask (n, tokens) -> the outputs of
+    `text_encoder_contract`."""
 
-    input_ids, attention_mask (n, tokens) -> text_features (n, tokens, d) unless of kind "names", and of it and of kind "classes"
-    class_features (n, d).
-    """
-
-    input_names = (INPUT_IDS, ATTENTION_MASK)
+    input_names = TEXT_ENCODER_INPUTS
 
     def __init__(self, source: Source) -> None:
         super().__init__()
-        self.kind = source.family.text
-        self.model = source.module.language_backbone if self.kind == "classes" else source.module.base_model
+        assert source.family.stock is not None
+        self.stock, self.model = source.family.stock()(), source.module
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
-        if self.kind == "phrases":
-            model: Any = self.model
-            features = model.get_text_features(input_ids, attention_mask, return_dict=True).pooler_output
-            return (features * attention_mask.unsqueeze(-1).to(features.dtype),)
-        if self.kind == "names":
-            features = self.model.get_text_features(input_ids, attention_mask, return_dict=True).pooler_output
-            return (features / features.norm(dim=-1, keepdim=True),)
-        features = self.model(input_ids, mask=torch.ones_like(attention_mask), encode_type="task")[0].transpose(0, 1)
-        names = self.model(input_ids, encode_type="class")
-        return features * attention_mask.unsqueeze(-1).to(features.dtype), names
+        return self.stock.encode(self.model, input_ids, attention_mask)

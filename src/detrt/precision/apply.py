@@ -43,8 +43,6 @@ from .rules import Rules
 
 # Fraction of the MACs that a BF16 graph may keep in FP32 for its last matmuls.
 MAX_EXACT_FRACTION = 0.015
-# One phrase: each of SAM 3 attends to 5184 positions by itself, 0.9 GB of scores in FP32 at a time.
-_PROMPT_LENGTHS = {"tokens": 32, "classes": 16, "phrases": 1, "names": 16}
 
 
 @dataclass(slots=True)
@@ -256,8 +254,9 @@ def blank_feeds(spec: ModelSpec) -> Feeds:
         feeds[PIXEL_MASK] = np.ones((1, height, width), np.int64)
     if spec.decode.in_graph:
         feeds[TARGET_SIZES] = np.array([[height, width]], np.int64)
+    lengths = {} if spec.text is None else spec.text.prompt_kind.lengths(spec)
     for info in contract(spec)[0] if spec.text is not None else ():
-        shape = [_PROMPT_LENGTHS.get(side, 1) if isinstance(side, str) else side for side in info.shape]
+        shape = [lengths.get(side, (1, 1, 1))[1] if isinstance(side, str) else side for side in info.shape]
         feeds.setdefault(info.name, np.ones(shape, info.dtype))
     return feeds
 

@@ -81,7 +81,7 @@ def config_text(bundle: Bundle, name: str, config: TritonConfig) -> str:
     text = spec.text
     takes = detection_inputs(
         prompt=text is not None,
-        task=text is not None and text.kind == "classes",
+        task=text is not None and text.prompt_kind.takes_task,
         query_images=bool(bundle.of_kind("query")) and not spec.decode.in_graph,
     )
     batching = [f"max_queue_delay_microseconds: {round(config.max_delay_ms * 1000)}"]

@@ -273,7 +273,7 @@ class Model:
             max_batch=self.detector.batch_size,
             size_hw=self.detector.size or self.spec.input.size_hw,
             takes_prompt=self.takes_prompt,
-            takes_task=text is not None and text.kind == "classes",
+            takes_task=text is not None and text.prompt_kind.takes_task,
             takes_query_images=session.info.takes_query_images,
             note=session.info.note,
             only_hw=self.detector.size,

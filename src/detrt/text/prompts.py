@@ -11,10 +11,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .. import files
-from ..data.images import ImageSource
 from ..errors import PromptError, one_line
+
+if TYPE_CHECKING:
+    from ..data.images import ImageSource
 
 _LONGEST_FILE = 4 * 1024 * 1024  # bytes
 

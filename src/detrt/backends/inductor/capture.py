@@ -24,7 +24,8 @@ from ...models.ops.msda import OP as MSDA
 from ...models.rewrites import modeling_module, rewrites
 from ...models.source import Source
 from ...models.wrapper import ExportModule
-from ...spec import CLASS_FEATURES, CLASS_MASK, PHRASE_FEATURES, PHRASE_MASK, PIXEL_MASK, ModelSpec
+from ...spec import PIXEL_MASK, ModelSpec
+from ...text.tensors import AXES, CLASSES_AXIS, PHRASES_AXIS
 from .nodes import move_constants
 
 Range = tuple[int, int]
@@ -77,7 +78,7 @@ def capture_text(
     from ...models.wrapper import TextExportModule
 
     count = batch[0]
-    if not spec.input.mask and spec.text is not None and spec.text.kind == "tokens":
+    if not spec.input.mask and source.family.mask:
         masked_spec = replace(spec, input=replace(spec.input, mask=True))
         inner: Any = TextExportModule(source, masked_spec)
         module: Any = _WithoutMask(inner, inner.input_names, inner.output_names)
@@ -86,8 +87,10 @@ def capture_text(
     feeds = image_feeds(spec, count, spec.input.size_hw)
     ids = example_ids(source, count, tokens)
     feeds |= text_feeds(source, spec, ids, torch_text_encoder(source, spec))
-    for name in (CLASS_FEATURES, CLASS_MASK, PHRASE_FEATURES, PHRASE_MASK):
-        if names is not None and name in feeds:  # the rest is padding, as in every shorter list
+    for name, axes in AXES.items():
+        if (
+            names is not None and name in feeds and axes[1] in (CLASSES_AXIS, PHRASES_AXIS)
+        ):  # the rest is padding, as in every shorter list
             feeds[name] = feeds[name][:, :names]
             padding = [(0, 0), (0, names - feeds[name].shape[1])] + [(0, 0)] * (feeds[name].ndim - 2)
             feeds[name] = np.pad(feeds[name], padding)

@@ -103,11 +103,7 @@ class InductorConfig:
 
     def lengths(self, text: TextSpec, num_classes: int) -> tuple[int, int]:
         """(tokens, class names or phrases) that a package of a prompted model takes; 0 where only tokens count."""
-        if text.kind in ("classes", "names"):
-            return text.max_tokens, min(self.tokens or DEFAULT_TOKENS, num_classes)
-        if text.kind == "phrases":  # each costs time, also the padded ones
-            return text.max_tokens, min(self.tokens or 1, num_classes)
-        return min(self.tokens or DEFAULT_TOKENS, text.max_tokens), 0
+        return text.prompt_kind.fixed_lengths(text, num_classes, self.tokens, DEFAULT_TOKENS)
 
     @property
     def package_form(self) -> str:

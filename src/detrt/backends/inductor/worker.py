@@ -22,6 +22,7 @@ from ...models.contract import contract
 from ...models.load import load_source
 from ...spec import ModelSpec, Precision
 from ...system import Progress, peak_memory_mib
+from ...text.tensors import CLASSES_AXIS, PHRASES_AXIS, TOKENS_AXIS
 from ..base import Outputs
 from ..child_process import answer_parent
 from ..compare import differences_of_runs
@@ -76,7 +77,7 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     low, high = batches
     fixed = {"batch": low} if low == high else {}
     if lengths is not None:
-        fixed |= {"tokens": lengths[0], "classes": lengths[1], "phrases": lengths[1]}
+        fixed |= {TOKENS_AXIS: lengths[0], CLASSES_AXIS: lengths[1], PHRASES_AXIS: lengths[1]}
     return {
         "torch": torch.__version__,
         "compute_capabilities": _capabilities(config.device),

@@ -9,26 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...errors import EngineError, SessionError
-from ...spec import (
-    ATTENTION_MASK,
-    CLASS_FEATURES,
-    CLASS_MASK,
-    INPUT_IDS,
-    PHRASE_FEATURES,
-    PHRASE_MASK,
-    PIXEL_MASK,
-    PIXEL_VALUES,
-    TARGET_SIZES,
-    TASK_FEATURES,
-    TASK_MASK,
-    TEXT_FEATURES,
-    TEXT_POSITION_IDS,
-    TEXT_SELF_MASK,
-    InputSpec,
-    ModelSpec,
-    TextSpec,
-    Triple,
-)
+from ...spec import PIXEL_MASK, PIXEL_VALUES, TARGET_SIZES, InputSpec, ModelSpec, Triple
+from ...text.tensors import ATTENTION_MASK, AXES, FEATURES_AXIS, INPUT_IDS, LENGTH_AXES
 from .config import DEFAULT_BATCH, EngineConfig
 
 Profile = dict[str, dict[str, list[int]]]
@@ -38,22 +20,9 @@ _AXES = {
     PIXEL_VALUES: {0: "batch", 2: "height", 3: "width"},
     PIXEL_MASK: {0: "batch", 1: "height", 2: "width"},
     TARGET_SIZES: {0: "batch"},
-    INPUT_IDS: {0: "batch", 1: "tokens"},
-    ATTENTION_MASK: {0: "batch", 1: "tokens"},
-    TEXT_FEATURES: {0: "batch", 1: "tokens"},
-    TEXT_SELF_MASK: {0: "batch", 1: "tokens", 2: "tokens"},
-    TEXT_POSITION_IDS: {0: "batch", 1: "tokens"},
-    PHRASE_MASK: {0: "batch", 1: "phrases", 2: "tokens"},
-    PHRASE_FEATURES: {0: "batch", 1: "phrases", 2: "tokens"},
-    CLASS_FEATURES: {0: "batch", 1: "classes"},
-    CLASS_MASK: {0: "batch", 1: "classes"},
-    TASK_FEATURES: {0: "batch", 1: "tokens"},
-    TASK_MASK: {0: "batch", 1: "tokens"},
+    **{name: {place: axis for place, axis in enumerate(axes) if axis != FEATURES_AXIS} for name, axes in AXES.items()},
 }
 _SIZES = ("batch", "height", "width")
-# (min, opt, max) of the axes of a prompt, as far as the model allows. The shortest prompt that says anything
-# is one word, a full stop and the frame.
-_TEXT_AXES = {"tokens": (4, 32, 256), "classes": (1, 16, 1000), "phrases": (1, 8, 128)}
 # Class names that a text encoder encodes in one run.
 NAMES_BATCH = (1, 16, 64)
 _OTHER_AXES = {0: "batch"}
@@ -84,7 +53,7 @@ def plan_profile(inputs: Sequence[NetworkTensor], config: EngineConfig, spec: Mo
         EngineError: an axis that detrt does not know is symbolic, or a choice does not fit the graph
             or the model.
     """
-    axes = (*_SIZES, *(_TEXT_AXES if spec.text is not None else ()))
+    axes = (*_SIZES, *(LENGTH_AXES if spec.text is not None else ()))
     unknown = []
     for tensor in inputs:
         known = _AXES.get(tensor.name, _OTHER_AXES)
@@ -102,8 +71,9 @@ def plan_profile(inputs: Sequence[NetworkTensor], config: EngineConfig, spec: Mo
         )
     lengths = {name: _lengths_of(name, inputs, config, spec.input) for name in _SIZES}
     if spec.text is not None:
-        lengths |= {axis: _text_lengths(axis, inputs, spec, one_phrase) for axis in _TEXT_AXES}
-        if spec.text.kind != "tokens" and {tensor.name for tensor in inputs} == {INPUT_IDS, ATTENTION_MASK}:
+        kind = spec.text.prompt_kind
+        lengths |= {axis: _text_lengths(axis, inputs, usual) for axis, usual in kind.lengths(spec, one_phrase=one_phrase).items()}
+        if not kind.reads_ids and {tensor.name for tensor in inputs} == {INPUT_IDS, ATTENTION_MASK}:
             lengths["batch"] = NAMES_BATCH
     profile: Profile = {}
     for tensor in inputs:
@@ -130,7 +100,7 @@ def check_shapes(shapes: Mapping[str, Sequence[int]], profile: Mapping[str, tupl
             allowed = f"{low[axis]}" if low[axis] == high[axis] else f"{low[axis]} to {high[axis]}"
             if name in ("batch", "height", "width"):
                 todo = f"give another size, or build the engine again with a wider `{name}=MIN,OPT,MAX`"
-            elif name in _TEXT_AXES:
+            elif name in LENGTH_AXES:
                 todo = f"give a prompt with {'more' if length < low[axis] else 'fewer'} {name}"
             else:
                 name, todo = f"axis {axis}", "the model has no other size"
@@ -176,7 +146,7 @@ def _lengths_of(axis: str, inputs: Sequence[NetworkTensor], config: EngineConfig
     return triple
 
 
-def _text_lengths(axis: str, inputs: Sequence[NetworkTensor], spec: ModelSpec, one_phrase: bool) -> Triple:
+def _text_lengths(axis: str, inputs: Sequence[NetworkTensor], usual: Triple) -> Triple:
     """(min, opt, max) of an axis of the prompt; a fixed one keeps its length."""
     fixed = {
         tensor.shape[place]
@@ -184,20 +154,8 @@ def _text_lengths(axis: str, inputs: Sequence[NetworkTensor], spec: ModelSpec, o
         for place, name in _AXES.get(tensor.name, {}).items()
         if name == axis and tensor.shape[place] >= 0
     }
-    if fixed:
-        length = fixed.pop()
-        return (length, length, length)
-    assert isinstance(spec.text, TextSpec)
-    low, usual, high = _TEXT_AXES[axis]
-    if spec.text.kind == "phrases":
-        if axis == "phrases":
-            # One at a time is what the authors do, and what most prompts are.
-            return 1, 1, 1 if one_phrase else spec.decode.num_classes
-        if axis == "tokens":
-            # Padded as the published processor does. With a symbolic length TensorRT 8.5 did not end within 20 minutes.
-            return (spec.text.max_tokens,) * 3
-    limit = {"tokens": spec.text.max_tokens, "classes": spec.decode.num_classes}.get(axis, high)
-    return min(low, limit), min(usual, limit), min(high, limit)
+    length = fixed.pop() if fixed else None
+    return usual if length is None else (length, length, length)
 
 
 def _default_side(axis: str, facts: InputSpec) -> Triple:

@@ -43,12 +43,14 @@ def open_torch(source: Source, *, device: str = "cpu", spec: ModelSpec | None = 
     encoder = TorchSession(source, device=device, spec=spec, part="text encoder") if _text_encoder_of(text) else None
     detector = TorchSession(source, device=device, spec=spec)
     part = "encoder of query images"
-    queries = functools.partial(TorchSession, source, device=device, spec=spec, part=part) if text.kind == "names" else None
+    queries = (
+        functools.partial(TorchSession, source, device=device, spec=spec, part=part) if text.prompt_kind.takes_images else None
+    )
     return PromptedSession(detector, tokenizer, encoder, query_encoder=queries)
 
 
 def _text_encoder_of(text: TextSpec) -> str:
-    return (text.encoder or "text.onnx") if text.kind != "tokens" else ""
+    return "" if text.prompt_kind.reads_ids else (text.encoder or "text.onnx")
 
 
 class TorchSession(BaseSession):

@@ -16,18 +16,24 @@ differences in the implementation:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import wraps
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ...errors import ExportError
+from ...text.tensors import ATTENTION_MASK, INPUT_IDS
+from ..stock import Stock
 from .dino import inverse_sigmoid
 from .swin import from_transformers_swin
 from .trace_scope import inside
+
+if TYPE_CHECKING:
+    from ..published import PublishedOutputs, PublishedPrompt
 
 # Scores of masked positions: exp() of it is 0 in float32, and float16 can represent it.
 MASKED = -6e4
@@ -415,3 +421,46 @@ def _proposals(mask: Tensor, level: int) -> Tensor:
     """(batch, h * w, 4) cxcywh: a box of 0.05 * 2^level around every pixel."""
     centres = _centres(mask)
     return torch.cat([centres, torch.full_like(centres, 0.05 * 2.0**level)], -1)
+
+
+class GroundingStock(Stock):
+    """transformers' Grounding DINO."""
+
+    def forward(self, model: Any, pixels: Tensor, mask: Tensor | None, feeds: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        ids, attention = feeds[INPUT_IDS], feeds[ATTENTION_MASK]
+        outputs = model(pixel_values=pixels, pixel_mask=mask, input_ids=ids, attention_mask=attention, return_dict=True)
+        # transformers pads to the longest prompt, with infinity.
+        logits = outputs.logits[:, :, : ids.shape[1]]
+        return logits.masked_fill(attention[:, None, :] == 0, PADDED_LOGIT), outputs.pred_boxes
+
+    def feeds(self, both: Any, images: Sequence[Any], prompt: PublishedPrompt) -> Any:
+        return both(images=list(images), text=[prompt.text] * len(images), return_tensors="pt", padding=True)
+
+    def usual(self, both: Any, outputs: Any, feeds: Any, prompt: PublishedPrompt, sizes: Any, masks: bool) -> Any:
+        return both.post_process_grounded_object_detection(
+            outputs, feeds["input_ids"], threshold=0.25, text_threshold=0.25, target_sizes=sizes
+        )
+
+    def found(self, both: Any, outputs: PublishedOutputs, prompt: PublishedPrompt, most: int) -> dict[str, Tensor]:
+        """A class is a phrase: the library's post-processing gets the logits of one phrase after the other, so that what it calls the
+        score of a box, the best over all tokens, is that of the phrase."""
+        offsets = both.tokenizer(prompt.text, return_offsets_mapping=True)["offset_mapping"]
+        assert len(offsets) == outputs.feeds[0]["input_ids"].shape[1]
+        phrases = []
+        for first, last in prompt.spans:
+            only = torch.tensor([first <= start < end <= last for start, end in offsets])
+            # A threshold below every score, so that all phrases keep all queries.
+            phrases.append(self.grounded(both, outputs, threshold=-1.0, only=only))
+        scores, best = torch.stack([one["scores"].float() for one in phrases]).max(0)
+        return {"scores": scores, "boxes": phrases[0]["boxes"], "labels": torch.tensor(list(prompt.names))[best]}
+
+    def grounded(self, both: Any, outputs: PublishedOutputs, *, only: Tensor | None = None, **thresholds: float) -> Any:
+        """The library's post-processing of token scores. only: (tokens,), the tokens that count."""
+        (tensors,), (feeds,) = outputs.tensors, outputs.feeds
+        if only is not None:
+            columns = torch.zeros(tensors.logits.shape[-1], dtype=torch.bool)
+            columns[: len(only)] = only
+            tensors = SimpleNamespace(logits=tensors.logits.masked_fill(~columns, -torch.inf), pred_boxes=tensors.pred_boxes)
+        return both.post_process_grounded_object_detection(
+            tensors, feeds["input_ids"], target_sizes=[outputs.size_hw], **thresholds
+        )[0]

@@ -9,14 +9,20 @@ pads with zeros, which pass through a projection with a bias and then compete in
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import ExportError
+from ...text.tensors import CLASS_FEATURES, CLASS_MASK, TASK_FEATURES, TASK_MASK
+from ..stock import NameStock
 from .grounding_dino import MASKED, PADDED_LOGIT, additive, logit, tensor_backbone
 from .trace_scope import inside
+
+if TYPE_CHECKING:
+    from ..published import PublishedPrompt
 
 
 class OmDetText(nn.Module):
@@ -215,3 +221,37 @@ def _anchors(shape: tuple[Any, Any], level: int) -> Tensor:
     y, x = torch.meshgrid(y, x, indexing="ij")
     centres = torch.stack([x.flatten(), y.flatten()], -1)
     return torch.cat([centres, torch.full_like(centres, 0.05 * 2.0**level)], -1)
+
+
+class OmDetStock(NameStock):
+    """transformers' OmDet-Turbo."""
+
+    def forward(self, model: Any, pixels: Tensor, mask: Tensor | None, feeds: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Image by image if counts differ: in the library, padded classes take part in the selection."""
+        features, task, seen = (feeds[name] for name in (CLASS_FEATURES, TASK_FEATURES, TASK_MASK))
+        counts = feeds[CLASS_MASK].sum(1).tolist()
+        maps = model.encoder(model.vision_backbone(pixels), return_dict=True).extracted_states
+        alone = [slice(i, i + 1) for i in range(len(counts))]
+        groups = [slice(None)] if len(set(counts)) == 1 else alone
+        parts = []
+        for rows in groups:
+            names = features[rows, : counts[rows][0]].transpose(0, 1)
+            outputs = model.decoder(
+                [level[rows] for level in maps],
+                names,
+                task[rows].transpose(0, 1),
+                seen[rows],
+                return_dict=True,
+            )
+            missing = features.shape[1] - names.shape[0]
+            logits = torch.nn.functional.pad(outputs.decoder_classes[-1], (0, missing), value=PADDED_LOGIT)
+            parts.append((logits, outputs.decoder_coords[-1]))
+        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+    def encode(self, model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        language = model.language_backbone
+        features = language(ids, mask=torch.ones_like(mask), encode_type="task")[0].transpose(0, 1)
+        return features * mask.unsqueeze(-1).to(features.dtype), language(ids, encode_type="class")
+
+    def task(self, prompt: PublishedPrompt, count: int) -> dict[str, list[str]]:
+        return {"task": [prompt.task] * count} if prompt.task else {}

@@ -6,12 +6,15 @@ pixels together. Every patch of the image has one box, and one logit for each na
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import ExportError
+from ...text.tensors import CLASS_FEATURES, CLASS_MASK
+from ..stock import NameStock
 from .grounding_dino import PADDED_LOGIT
 from .omdet_turbo import clip_attention, clip_states, end_states
 from .trace_scope import inside
@@ -127,3 +130,17 @@ class OwlQuery(nn.Module):
 
 def _unit(x: Tensor) -> Tensor:
     return x / (x.norm(dim=-1, keepdim=True) + EPS)
+
+
+class OwlStock(NameStock):
+    """transformers' OWL-ViT and OWLv2."""
+
+    def forward(self, model: Any, pixels: Tensor, mask: Tensor | None, feeds: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        grid = model.image_embedder(pixels)[0]
+        patches, seen = grid.flatten(1, 2), feeds[CLASS_MASK]
+        logits = model.class_predictor(patches, feeds[CLASS_FEATURES], seen)[0]
+        return logits.masked_fill(seen[:, None, :] == 0, PADDED_LOGIT), model.box_predictor(patches, grid)
+
+    def encode(self, model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        features = model.base_model.get_text_features(ids, mask, return_dict=True).pooler_output
+        return (features / features.norm(dim=-1, keepdim=True),)

@@ -13,19 +13,29 @@ differences in the implementation:
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from math import isqrt
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from ...errors import ExportError
+from ...text.tensors import PHRASE_FEATURES, PHRASE_MASK
+from ..stock import Stock
 from .deformable import sine_of_boxes, sine_position
 from .dino import inverse_sigmoid
 from .grounding_dino import PADDED_LOGIT, additive
 from .omdet_turbo import clip_states, upsample
 from .trace_scope import inside
 from .vit import columns_first_rope, in_windows, rotate
+
+if TYPE_CHECKING:
+    from ..published import PublishedOutputs, PublishedPrompt
 
 SCALES = (4.0, 2.0, 1.0, 0.5)  # of the maps, by the map of patches
 EPS = 1e-3  # of the library's inverse sigmoid of boxes
@@ -193,3 +203,68 @@ def _attend(own: Any, x: Tensor, angles: tuple[Tensor, ...]) -> Tensor:
 def _for_each(x: Tensor, phrases: Any) -> Tensor:
     """(batch, ...) -> (batch * phrases, ...): every image once for each of its phrases."""
     return x.unsqueeze(1).expand(-1, phrases, *([-1] * (x.ndim - 1))).flatten(0, 1)
+
+
+class Sam3Stock(Stock):
+    """transformers' SAM 3, which takes one phrase an image."""
+
+    one_size = True
+
+    def forward(self, model: Any, pixels: Tensor, mask: Tensor | None, feeds: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """One phrase of every image after the other."""
+        with _positions_of(model.vision_encoder.backbone, pixels.shape[-2:]):
+            maps = model.get_vision_features(pixels)
+        found = []
+        for features, seen in zip(feeds[PHRASE_FEATURES].unbind(1), feeds[PHRASE_MASK].unbind(1), strict=True):
+            text = BaseModelOutputWithPooling(pooler_output=features)
+            outputs = model(vision_embeds=maps, text_embeds=text, attention_mask=seen, return_dict=True)
+            # The score of its post-processing, as a logit.
+            scores = outputs.pred_logits.double().sigmoid() * outputs.presence_logits.double().sigmoid()
+            logits = scores.logit().to(torch.float32).masked_fill(seen.sum(1, keepdim=True) == 0, PADDED_LOGIT)
+            first, last = outputs.pred_boxes[..., :2], outputs.pred_boxes[..., 2:]
+            found.append((logits, torch.cat([(first + last) / 2, last - first], -1), outputs.pred_masks))
+        return tuple(torch.stack(parts, 1) for parts in zip(*found, strict=True))
+
+    def encode(self, model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        features = model.base_model.get_text_features(ids, mask, return_dict=True).pooler_output
+        return (features * mask.unsqueeze(-1).to(features.dtype),)
+
+    def feeds(self, both: Any, images: Sequence[Any], prompt: PublishedPrompt) -> Any:
+        """An image for each phrase, as its documentation asks for several."""
+        names = list(prompt.names.values())
+        texts = [name for name in names for _ in images]
+        found = both(images=[*images] * len(names), text=texts, return_tensors="pt")
+        return {name: tensor for name, tensor in found.items() if name != "original_sizes"}
+
+    def runs(self, both: Any, image: Any, prompt: PublishedPrompt) -> list[Any]:
+        return [self.feeds(both, [image], replace(prompt, names={i: name})) for i, name in prompt.names.items()]
+
+    def usual(self, both: Any, outputs: Any, feeds: Any, prompt: PublishedPrompt, sizes: Any, masks: bool) -> Any:
+        find = both.post_process_instance_segmentation if masks else both.post_process_object_detection
+        return find(outputs, threshold=0.5, target_sizes=[*sizes] * len(prompt.names))
+
+    def found(self, both: Any, outputs: PublishedOutputs, prompt: PublishedPrompt, most: int) -> dict[str, Tensor]:
+        """The best of all phrases."""
+        target = [outputs.size_hw]
+        parts = [both.post_process_object_detection(one, threshold=0.0, target_sizes=target)[0] for one in outputs.tensors]
+        counts = torch.tensor([len(part["scores"]) for part in parts])
+        found = {name: torch.cat([part[name] for part in parts]) for name in ("scores", "boxes")}
+        found["labels"] = torch.tensor(list(prompt.names)).repeat_interleave(counts)
+        best = found["scores"].argsort(descending=True, stable=True)[:most]
+        return {name: values[best] for name, values in found.items()}
+
+
+@contextlib.contextmanager
+def _positions_of(backbone: Any, size_hw: Sequence[int]) -> Iterator[None]:
+    """Rotary positions of SAM 3's global layers for images of a size, by the library's own function, inside the block."""
+    config = copy(backbone.config)
+    config.image_size = [int(size_hw[1]), int(size_hw[0])]
+    layers = [layer for layer in backbone.layers if not layer.window_size]
+    usual = [layer.position_ids for layer in layers]
+    try:
+        for layer in layers:
+            layer.position_ids = layer.precompute_positions(config, 0).to(layer.position_ids.device)
+        yield
+    finally:
+        for layer, positions in zip(layers, usual, strict=True):
+            layer.position_ids = positions

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..checkpoints.key_map import LoadReport, Table
     from ..checkpoints.shapes import Shapes
     from ..checkpoints.state_file import StateFile
+    from ..stock import Stock
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -129,6 +130,26 @@ class Format:
     names_start: Callable[[StateFile], int] | None = None
 
 
+# Names that one run of a model with a list of classes takes; its head has no limit of its own.
+MOST_CLASSES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class TextFacts:
+    """What a config says of prompts.
+
+    max_tokens, features: see `TextSpec`. queries: of an image. most: columns of logits, or phrases of one run.
+    marks: tokens that end a phrase or frame a prompt, in the model's order. mask_stride: see `DecodeSpec`.
+    """
+
+    max_tokens: int
+    features: int
+    queries: int
+    most: int = MOST_CLASSES
+    marks: tuple[str, ...] = ()
+    mask_stride: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Upstream:
     """The authors' model under transformers' names, for a folder in transformers format that runs code of its own.
@@ -164,7 +185,7 @@ class Family:
     reducible: its authors evaluate it with fewer queries and decoder layers than it was trained with, see `detrt.models.reduce`.
     licence: of the published code and weights, as their authors state it; sizes that differ are named.
     processor: image processor of transformers for its checkpoints.
-    text: "" for fixed classes, else the kind of prompt, see `TextSpec`. nms, nms_iou: the authors' suppression of
+    text: "" for fixed classes, else the kind of prompt, see `detrt.text.kinds`. nms, nms_iou: the authors' suppression of
     overlapping boxes, see `DecodeSpec`. reading_order, quads: see `DecodeSpec`. masks_at: stride of the masks that every checkpoint
     of the family has; 0 where the class of the checkpoint tells.
     since: oldest tested version of transformers that it is read with.
@@ -175,8 +196,8 @@ class Family:
     converted: of a family with folders that have other names than the library's, gives config, class and a function that renames the
         weights, or None; it takes config.json and the reference.
     loaded: makes a module from a folder ready, in place, and returns notes. It takes the module, its InputSpec and the reference.
-    detector, text_encoder, query_encoder: of a prompted family, give the modules of its graphs. text_processor: transformers' processor
-        of images and text.
+    detector, text_encoder, query_encoder: of a prompted family, give the modules of its graphs. text_facts: gives what its config says
+        of prompts. text_processor: transformers' processor of images and text; stock: gives the class of how transformers runs it.
     layouts: layouts of `detrt.graph.layouts` that are of this family alone.
     formats: original checkpoint files. relatives: key pattern -> a model whose keys are like those of the family and that is not read.
     random: models with random weights. build_random: gives one from its settings, of a family without a configuration of transformers.
@@ -226,7 +247,9 @@ class Family:
     detector: Callable[[nn.Module], nn.Module] | None = None
     text_encoder: Callable[[nn.Module, TextSpec], nn.Module] | None = None
     query_encoder: Callable[[nn.Module], nn.Module] | None = None
+    text_facts: Callable[[Any], TextFacts] | None = None
     text_processor: str = ""
+    stock: Callable[[], type[Stock]] | None = None
     layouts: tuple[str, ...] = ()
     formats: tuple[Format, ...] = ()
     relatives: Table = ()

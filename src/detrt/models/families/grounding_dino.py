@@ -12,17 +12,20 @@ from ...errors import SourceError
 from ..checkpoints.assumed import ACTIVATIONS, Assumed
 from ..checkpoints.key_map import LoadReport
 from ..checkpoints.shapes import Shapes
-from .base import EDGES, SAMPLING_ENCODER, Family, Format, Processor, RandomModel
+from .base import EDGES, SAMPLING_ENCODER, Family, Format, Processor, RandomModel, TextFacts
 from .sizes import BERT, LEVELS, SWIN_B, SWIN_T, TINY_GROUNDING, TINY_SWIN
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ...spec import TextSpec
+    from ..stock import Stock
 
 # No tensor has this number; every published model has it.
 HEADS = 8
 TEMPERATURE = 20  # of the position embedding
+# What ends a phrase or frames a prompt (the paper's section 3.4, and both published implementations).
+MARKS = ("[CLS]", "[SEP]", ".", "?")
 _SWIN = "model.backbone.conv_encoder.model.swin."
 _BLOCK = f"{_SWIN}encoder.layers.#.blocks.#."
 # Of the classifier that the library's Swin is cut from; a backbone does not run it, and the file has none.
@@ -217,7 +220,9 @@ def grounding_row(name: str, model_type: str, title: str, example: str, **facts:
         deformable=True,
         text="tokens",
         processor=PROCESSOR,
+        text_facts=_text_facts,
         text_processor="GroundingDinoProcessor",
+        stock=_stock,
         licence="Apache-2.0",
         since="5.23.0",
         detector=_detector,
@@ -225,6 +230,17 @@ def grounding_row(name: str, model_type: str, title: str, example: str, **facts:
         engines=frozenset((SAMPLING_ENCODER,)),
         **facts,
     )
+
+
+def _text_facts(config: Any) -> TextFacts:
+    longest = min(int(config.max_text_len), int(config.text_config.max_position_embeddings))
+    return TextFacts(longest, int(config.d_model), int(config.num_queries), longest, MARKS)
+
+
+def _stock() -> type[Stock]:
+    from ..arch.grounding_dino import GroundingStock
+
+    return GroundingStock
 
 
 def _detector(module: nn.Module) -> nn.Module:

@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SourceError
-from .base import Family, RandomModel
+from .base import Family, RandomModel, TextFacts
 from .sizes import LEVELS, SWIN_T, TINY_SWIN, TINY_VOCABULARY, clip
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ...spec import TextSpec
+    from ..stock import Stock
 
 # name -> (channels, blocks per stage, heads per stage, window): Liu et al., arXiv:2103.14030, section 3.3
 SWINS: dict[str, tuple[int, list[int], list[int], int]] = {
@@ -125,6 +126,17 @@ def _backbone(key: str, tensor: Tensor) -> dict[str, Tensor]:
     return {f"{_BACKBONE}_backbone.{key}": tensor}
 
 
+def _text_facts(config: Any) -> TextFacts:
+    words = config.text_config
+    return TextFacts(int(words.max_position_embeddings), int(words.hidden_size), int(config.num_queries))
+
+
+def _stock() -> type[Stock]:
+    from ..arch.omdet_turbo import OmDetStock
+
+    return OmDetStock
+
+
 def _detector(module: nn.Module) -> nn.Module:
     from ..arch.omdet_turbo import OmDetDetector
 
@@ -150,7 +162,9 @@ FAMILIES = (
         multiple_of=32,
         deformable=True,
         text="classes",
+        text_facts=_text_facts,
         text_processor="OmDetTurboProcessor",
+        stock=_stock,
         since="5.12.1",
         nms="nms",
         nms_iou=0.5,

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .base import SIGMOID_IN_FP16, Family, Processor, RandomModel
+from .base import SIGMOID_IN_FP16, Family, Processor, RandomModel, TextFacts
 from .sizes import TINY_VOCABULARY, clip
 
 if TYPE_CHECKING:
     from torch import nn
 
     from ...spec import TextSpec
+    from ..stock import Stock
 
 _CLIP = {
     "do_normalize": True,
     "image_mean": (0.48145466, 0.4578275, 0.40821073),
     "image_std": (0.26862954, 0.26130258, 0.27577711),
 }
+
+
+def _text_facts(config: Any) -> TextFacts:
+    vision = config.vision_config
+    patches = (int(vision.image_size) // int(vision.patch_size)) ** 2
+    return TextFacts(int(config.text_config.max_position_embeddings), int(config.projection_dim), patches)
+
+
+def _stock() -> type[Stock]:
+    from ..arch.owl import OwlStock
+
+    return OwlStock
 
 
 def _detector(module: nn.Module) -> nn.Module:
@@ -55,7 +68,9 @@ def _row(name: str, title: str, example: str, processor: Processor, vision: dict
         size=None,
         text="names",
         processor=processor,
+        text_facts=_text_facts,
         text_processor=f"{processor.name}Processor",
+        stock=_stock,
         since="5.23.0",
         detector=_detector,
         text_encoder=_text_encoder,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from .base import ONE_PHRASE, Family, Processor, RandomModel
+from .base import ONE_PHRASE, Family, Processor, RandomModel, TextFacts
 from .sizes import TINY_VOCABULARY, clip
 
 if TYPE_CHECKING:
     from torch import nn
 
     from ...spec import TextSpec
+    from ..stock import Stock
 
+# Phrases that one run takes: each has attentions of its own over the map of the image, 0.9 GB for a layer at 1008x1008 in FP32.
+MOST_PHRASES = 4
 _HALF = (0.5, 0.5, 0.5)
 PROCESSOR = Processor(
     "Sam3",
@@ -28,6 +31,19 @@ _TRACKER = (
     "it follows objects that points, boxes or masks show, and detrt exports the detector of SAM 3, which a text prompts "
     "(model_type sam3, or sam3_video, of which the detector is read)"
 )
+
+
+def _text_facts(config: Any) -> TextFacts:
+    vision, queries = config.vision_config, int(config.detr_decoder_config.num_queries)
+    stride = int(vision.backbone_config.patch_size) / float(vision.scale_factors[0])
+    width, longest = int(config.detr_encoder_config.hidden_size), int(config.text_config.max_position_embeddings)
+    return TextFacts(longest, width, queries, MOST_PHRASES, mask_stride=stride)
+
+
+def _stock() -> type[Stock]:
+    from ..arch.sam3 import Sam3Stock
+
+    return Sam3Stock
 
 
 def _detector(module: nn.Module) -> nn.Module:
@@ -56,7 +72,9 @@ FAMILIES = (
         size=None,
         text="phrases",
         processor=PROCESSOR,
+        text_facts=_text_facts,
         text_processor="Sam3Processor",
+        stock=_stock,
         since="5.23.0",
         auto="AutoModel",
         inside=("sam3_video",),  # with its tracker of videos, as facebook/sam3 is published

@@ -12,10 +12,11 @@ from text_cases import SEPARATORS, colour_image, make_prompted, model_spec, text
 pytest.importorskip("tokenizers", reason="needs the 'text' extra")
 
 from detrt.data.postprocess import decode, sigmoid
+from detrt.data.token_labels import decode_tokens, published_tokens
 from detrt.detections import box_iou
 from detrt.detector import Detector
 from detrt.errors import PromptError, SessionError
-from detrt.text.postprocess import decode_tokens, phrase_logits, published_tokens
+from detrt.text.kinds import phrase_logits
 from detrt.text.tokenizer import PromptTokenizer
 
 PROMPTS = [

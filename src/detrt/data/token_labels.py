@@ -1,9 +1,9 @@
-"""Token logits to phrases. NumPy only.
+"""Labels of boxes by token logits. NumPy only.
 
-Two rules for models of kind "tokens":
+Two rules for models with a logit for each token:
 
     best phrase     score of (query, phrase) = the largest sigmoid(logit) of the phrase's tokens; the phrases are then
-                    classes like those of any other model (`phrase_logits`), and `detrt.data.postprocess` does the rest
+                    classes like those of any other model (`text.kinds.phrase_logits`), and `postprocess` does the rest
     tokens          as published (arXiv:2303.05499 and its code, also transformers' processor): the score of a box is
                     its largest sigmoid(logit) over all tokens, and its label is the text of the tokens above
                     `text_threshold`, which may be a part of a phrase or parts of several (`decode_tokens`)
@@ -17,25 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.postprocess import checked_output, sigmoid
 from ..detections import Detections, cxcywh_to_xyxy
 from ..spec import LOGITS, PRED_BOXES, ModelSpec
+from ..text.kinds import phrase_logits
+from .postprocess import checked_output, sigmoid
 
 PHRASES = ("best", "tokens", "tokens-of-best")
 TEXT_THRESHOLD = 0.25  # of both published processors
-
-
-def phrase_logits(logits: NDArray, mask: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """(queries, tokens) and (phrases, tokens) -> (queries, phrases): the largest logit of each phrase's tokens.
-
-    The sigmoid is monotonic, so that the largest logit has the largest score. A phrase without
-    tokens gets minus infinity, which is score 0.
-    """
-    result = np.full((logits.shape[0], len(mask)), -np.inf, np.float32)
-    for column, row in enumerate(mask):
-        if row.any():
-            result[:, column] = logits[:, row].max(-1)
-    return result
 
 
 def published_tokens(
