@@ -206,7 +206,11 @@ def test_repr_says_what_it_is():
 def test_options_are_the_arguments_of_the_constructor():
     given = list(inspect.signature(Detector).parameters)[1:]
     own = [one.name for one in dataclasses.fields(DetectorOptions)]
-    opening = [one.name for one in dataclasses.fields(SessionOptions) if one.name not in ("eager_kernels", "rounded", "tuning")]
+    opening = [
+        one.name
+        for one in dataclasses.fields(SessionOptions)
+        if one.name not in ("eager_kernels", "emulate_low_precision", "tuning")
+    ]
     assert given[: len(own)] == own  # in this order
     assert {*given[len(own) :]} == {*opening, "performance", "streams", "changes"}
     detector = Detector.with_options(make_session(make_spec()), DetectorOptions(threshold=0.25, tile=64))

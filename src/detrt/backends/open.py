@@ -40,7 +40,7 @@ def open_session(
     spec: ModelSpec | None = None,
     load: LoadOptions | None = None,
     eager_kernels: bool = False,
-    rounded: bool = False,
+    emulate_low_precision: bool = False,
     **changes: Unpack[LoadChanges],
 ) -> BaseSession:
     """Open a model for running.
@@ -62,7 +62,7 @@ def open_session(
         load: how a checkpoint, or an ONNX file of another exporter, is read.
         eager_kernels: TensorRT-RTX compiles the kernels of a shape before its first run, not beside its first runs, which take
             slower ones of other rounding meanwhile. For measurements and comparisons.
-        rounded: ONNX Runtime on a CPU rounds to 16 bits and FP8 as the graph says. By itself it computes FP16 in FP32, and does not run
+        emulate_low_precision: ONNX Runtime on a CPU rounds to 16 bits and FP8 as the graph says. By itself it computes FP16 in FP32, and does not run
             BF16 and FP8. For comparisons.
         changes: fields of `LoadOptions` by name, e.g. `trust_remote_code=True`.
 
@@ -72,7 +72,9 @@ def open_session(
     """
     check_changes(open_session, changes)
     tuning = {"performance": performance, "streams": check_integer(streams, "streams")}
-    return open_with(ref, SessionOptions(backend, device, threads, tuning, spec, eager_kernels, rounded, changed(load, changes)))
+    return open_with(
+        ref, SessionOptions(backend, device, threads, tuning, spec, eager_kernels, emulate_low_precision, changed(load, changes))
+    )
 
 
 def open_with(ref: str | os.PathLike, options: SessionOptions) -> BaseSession:
@@ -209,7 +211,9 @@ def _takes(target: Target, options: SessionOptions) -> bool:
 
 def _open_bundle(bundle: Bundle, options: SessionOptions) -> BaseSession:
     """The first backend that runs here. Raises what the last one that may run it says, where none does."""
-    search = FileSearch(bundle, options, lambda: _open_bundle(bundle, SessionOptions(GRAPH.name, CPU, rounded=True)))
+    search = FileSearch(
+        bundle, options, lambda: _open_bundle(bundle, SessionOptions(GRAPH.name, CPU, emulate_low_precision=True))
+    )
     takes = [target for target in targets.TARGETS if _takes(target, options)] or [GRAPH]
     for target in takes:
         # What runs files that are not there is not imported.

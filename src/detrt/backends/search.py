@@ -32,7 +32,7 @@ class SessionOptions:
     tuning: Mapping[str, Any] = field(default_factory=dict)
     spec: ModelSpec | None = None
     eager_kernels: bool = False
-    rounded: bool = False
+    emulate_low_precision: bool = False
     load: LoadOptions = field(default_factory=LoadOptions)
 
     def __post_init__(self) -> None:

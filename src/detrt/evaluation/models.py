@@ -113,7 +113,7 @@ def open_side(
     if isinstance(model, (str, Path)) and kind_of(model) != "checkpoint":
         reading = load if is_foreign(model) else None
         with trust.allowing(load is not None and load.trust_remote_code):
-            session = open_session(model, eager_kernels=True, rounded=True, load=reading, **(opening or {}))
+            session = open_session(model, eager_kernels=True, emulate_low_precision=True, load=reading, **(opening or {}))
         options = Bundle.open(model).provenance.options if kind_of(model) == "bundle" else {}
         return Side(session, str(model), graph=_graph_of(session), options=options, owned=True)
     from ..backends.torch.session import open_torch

@@ -230,7 +230,7 @@ def test_a_graph_that_onnx_runtime_cannot_run_is_compared(exported, tmp_path):
     with pytest.raises(SessionError, match="its CPU has none for BF16"):
         open_session(tmp_path, backend="onnxruntime")
     assert Bundle.open(tmp_path).of_kind("openvino")[0].engine.cpu_speed is None
-    with open_session(tmp_path, backend="onnxruntime", rounded=True) as session:
+    with open_session(tmp_path, backend="onnxruntime", emulate_low_precision=True) as session:
         assert "rounded after every operation" in session.info.note
         assert all(np.isfinite(one).all() for one in session.run(feeds(height=64, width=64)).values())
 

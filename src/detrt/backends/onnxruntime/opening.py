@@ -23,7 +23,9 @@ class OnnxOpener(Opener):
         """An ONNX file with its spec, or one of another exporter in detrt's contract."""
         provider, threads = provider_of(options), options.threads
         try:
-            session = OnnxSession(path, options.spec, provider=provider, threads=threads, rounded=options.rounded)
+            session = OnnxSession(
+                path, options.spec, provider=provider, threads=threads, emulate_low_precision=options.emulate_low_precision
+            )
         except NoSpecError:
             from ...models.foreign import read_foreign
 
@@ -69,7 +71,7 @@ class OnnxOpener(Opener):
                 provider=provider,
                 threads=options.threads,
                 fused=next(iter(fused), None),
-                rounded=options.rounded,
+                emulate_low_precision=options.emulate_low_precision,
             )
         except DetrtError as error:
             if provider == CPU:

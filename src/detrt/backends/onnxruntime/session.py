@@ -69,7 +69,7 @@ class OnnxSession(BaseSession):
     provider: "cpu", "cuda", "tensorrt" or "rtx" (see `rtx.py`), with an optional device number ("cuda:1").
     threads: threads inside one operation; default: as many as this process may use.
     fused: the same graph with the attention of `graph.fuse_attention`, which runs in its place.
-    rounded: on the CPU, a file's values are rounded to 16 bits and FP8 as it says; see `graph.emulate_low_precision`.
+    emulate_low_precision: on the CPU, a file's values are rounded to 16 bits and FP8 as it says; see `graph.emulate_low_precision`.
     in_order: run the nodes in the order of the graph. Outputs are otherwise computed last, and what they are computed from is kept.
 
     The spec is taken from, in this order: `spec`, the file's metadata, `<model>.onnx.json` beside it
@@ -90,7 +90,7 @@ class OnnxSession(BaseSession):
         provider: str = "cpu",
         threads: int | None = None,
         fused: Path | None = None,
-        rounded: bool = False,
+        emulate_low_precision: bool = False,
         in_order: bool = False,
     ) -> None:
         onnxruntime = _package("running ONNX files")
@@ -102,7 +102,7 @@ class OnnxSession(BaseSession):
         self._ort, self._stream, self._graphs = onnxruntime, None, Graphs(on_cuda)
         self._told: tuple[list[str], list[str] | None] | None = None  # outputs that are selections and cuts
         self._chosen: tuple[list[str], dict[str, str] | None] | None = None
-        self._rounded = rounded
+        self._emulates = emulate_low_precision
         self._followers: dict[tuple[str, ...], tuple[OnnxSession, dict[str, str], dict[str, str]]] = {}
         self._notes: tuple[str, ...] = ()
         if self._graphs.enabled:
@@ -114,7 +114,12 @@ class OnnxSession(BaseSession):
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         source = model if isinstance(model, bytes) else str(_existing(Path(model)))
         source = source if fused is None else str(_existing(fused))
-        if rounded and backend == "onnxruntime-cpu" and isinstance(source, str) and (emulated := _emulated(Path(source))):
+        if (
+            emulate_low_precision
+            and backend == "onnxruntime-cpu"
+            and isinstance(source, str)
+            and (emulated := _emulated(Path(source)))
+        ):
             source = emulated
             self._notes = ("16-bit values are FP32 rounded after every operation: this CPU has no kernels for them",)
         wanted = providers[0] if isinstance(providers[0], str) else providers[0][0]
@@ -296,7 +301,7 @@ class OnnxSession(BaseSession):
         key = (*given, "", *returned)
         if key not in self._followers:
             view = self._view()
-            model = (_rounding(view) if self._rounded else None) or runnable(view.model)
+            model = (_rounding(view) if self._emulates else None) or runnable(view.model)
             copy, inputs, outputs = take_selections(model, given, returned)
             session = OnnxSession(to_bytes(copy), self.spec)
             self._followers[key] = session, inputs, outputs

@@ -100,7 +100,7 @@ def _compare(source: Path, target: Path, spec: ModelSpec, facts: EngineFacts, em
         return {}
     precision = Precision(facts.precision)
     return compare_opened(
-        lambda: OnnxSession(source, spec, rounded=emulated),
+        lambda: OnnxSession(source, spec, emulate_low_precision=emulated),
         lambda: OpenVinoSession(target, spec, facts, graph=source),
         lambda session: drawn_batches(session, BATCHES),
         precision.output_tolerance,

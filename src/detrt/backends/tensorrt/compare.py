@@ -38,7 +38,7 @@ def compare_engine(
         SessionError: ONNX Runtime cannot run the graph. EngineError: the engine cannot be opened here.
     """
     with contextlib.ExitStack() as closing:
-        reference = open_session(graph, rounded=True)
+        reference = open_session(graph, emulate_low_precision=True)
         closing.callback(reference.close)
         candidate = open_engine_beside(reference, engine, text_engine)
         closing.callback(candidate.close)
