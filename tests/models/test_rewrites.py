@@ -21,7 +21,7 @@ from detrt.models.example_inputs import example_feeds
 from detrt.models.families import BY_NAME, FILES, TESTED
 from detrt.models.load import load_source
 from detrt.models.ops.msda import ms_deform_attn
-from detrt.models.rewrites import REWRITES, check_places, find, fingerprint, modeling_module, rewrites
+from detrt.models.rewrites import REWRITES, SteadyBorder, check_places, find, fingerprint, modeling_module, rewrites
 from detrt.models.wrapper import ExportModule
 from detrt.models.write_fingerprints import collect, is_read, with_fingerprints
 
@@ -96,7 +96,7 @@ def test_restores_when_a_later_rewrite_is_refused(tiny):
 
 
 def test_no_rewrites_need_no_transformers_model():
-    with rewrites(torch.nn.Identity(), {}):
+    with SteadyBorder():
         pass
 
 
@@ -256,3 +256,29 @@ def test_random_models_see_the_image(name, tiny):
     for output in ("logits", "pred_boxes"):
         a, b = getattr(first, output), getattr(second, output)
         assert float((a - b).abs().max() / a.abs().max()) > 1e-3, output
+
+
+@pytest.mark.parametrize("cells", [1, 2, 49, 50, 51, 100, 150, 1000, 4096])
+def test_positions_on_the_border_are_outside_however_a_division_rounds(cells):
+    twice = 2 * torch.arange(cells) + 1  # centres, in halves of a cell
+    inside = (100 * twice > 2 * cells) & (100 * twice < 198 * cells)
+    centres = twice.to(torch.float32) / 2
+    divided, multiplied = centres / cells, centres * torch.tensor(1 / cells, dtype=torch.float32)
+    with SteadyBorder():
+        for positions in (divided, multiplied, divided * (1 + 2e-7), divided * (1 - 2e-7)):
+            assert torch.equal((positions > 1e-2) & (positions < 1 - 1e-2), inside)
+
+
+@pytest.mark.parametrize("name", [name for name, row in MODELS.items() if BY_NAME[row[0]].deformable])
+def test_no_exported_graph_compares_with_the_border(name, exported):
+    onnx = pytest.importorskip("onnx")
+    model = onnx.load(exported(name).path)
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    compared = [
+        float(constants[name].ravel()[0])
+        for node in model.graph.node
+        if node.op_type in ("Greater", "Less")
+        for name in node.input
+        if name in constants and constants[name].dtype.kind == "f" and constants[name].size == 1
+    ]
+    assert not [value for value in compared if min(abs(value - 0.01), abs(value - 0.99)) < 2e-7]

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ..errors import ExportError
 from .families import TESTED
@@ -165,6 +166,27 @@ def _frozen_position_patches(module: ModuleType, model: nn.Module) -> list[Patch
     if not patches:
         raise ExportError("rewrite 'frozen_positions' found no DINOv2 embeddings to patch in this model")
     return patches
+
+
+BORDER = 0.01  # of an image: positions nearer to its sides cannot be proposals
+# Centres of a level's cells are either on the border itself or 1 / (100 cells) away from it; divisions round to 1e-7.
+_BESIDE_BORDER = 1e-6
+
+
+class SteadyBorder(TorchFunctionMode):
+    """Compares positions with numbers beside the border, so that those on it are outside in every runtime.
+
+    The first cell of 50 has its centre at 0.5 / 50, which PyTorch's division rounds to the same number as 0.01. A runtime that multiplies
+    by 1 / 50 finds it inside, and selects other queries. For tracing and capturing any family.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if len(args) == 2 and isinstance(args[1], float):
+            if func is Tensor.gt and args[1] == BORDER:
+                args = args[0], BORDER + _BESIDE_BORDER
+            elif func is Tensor.lt and args[1] == 1 - BORDER:
+                args = args[0], 1 - BORDER - _BESIDE_BORDER
+        return func(*args, **(kwargs or {}))
 
 
 REWRITES: dict[str, Rewrite] = {

@@ -21,7 +21,7 @@ from ...errors import ExportError
 from ...models.example_inputs import example_feeds
 from ...models.nms_op import OP as NMS
 from ...models.ops.msda import OP as MSDA
-from ...models.rewrites import modeling_module, rewrites
+from ...models.rewrites import SteadyBorder, modeling_module, rewrites
 from ...models.source import Source
 from ...models.wrapper import ExportModule
 from ...spec import PIXEL_MASK, ModelSpec
@@ -126,7 +126,13 @@ def capture_module(
     try:
         # Some models create tables without naming the device.
         default_device = contextlib.nullcontext() if device == "cpu" else torch.device(device)
-        with _capture_mode(source.module), torch.no_grad(), default_device, rewrites(source.module, source.family.rewrites):
+        with (
+            _capture_mode(source.module),
+            torch.no_grad(),
+            default_device,
+            rewrites(source.module, source.family.rewrites),
+            SteadyBorder(),
+        ):
             module(*inputs)  # fills the tables that some rewrites compute beforehand
             program = _export(module, inputs, names, axes, ranges)
             graph = _functional(program)
