@@ -30,7 +30,7 @@ from trainer import follow, learning_rate, machine_record, versions_record
 from transformers import RTDetrV2Config
 
 from detrt.data.scenes.scene import draw_scene
-from detrt.models.arch.rt_detr_v2_seg import SHARPNESS, RTDetrV2ForInstanceSegmentation
+from detrt.models.layers.rt_detr_v2_seg import SHARPNESS, RTDetrV2ForInstanceSegmentation
 from detrt.models.load import EMBEDDED
 
 FIRST_SEED = TRAIN_SEED + 2**42  # no scene of the detector's own training

@@ -158,7 +158,7 @@ def test_damaged_results_are_refused(text, data):
         evaluate_results(data / "results.json", data / "truth.json")
 
 
-@pytest.mark.slow  # the figures are those of tests/models/arch/test_deimv2.py, here by the commands
+@pytest.mark.slow  # the figures are those of tests/models/layers/test_deimv2.py, here by the commands
 def test_femto_gives_the_authors_figures(real_data, tmp_path, capsys):
     pytest.importorskip("transformers", reason="needs the 'export' extra")
     coco = real_data / "images" / "coco_permissive"

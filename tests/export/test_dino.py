@@ -17,9 +17,9 @@ from detrt.backends.compare import relative_error
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.graph.clean import with_outputs
 from detrt.graph.selections import topk_outputs
-from detrt.models.arch.deformable import level_masks
 from detrt.models.example_inputs import example_feeds
 from detrt.models.hooks import forced_topk
+from detrt.models.layers.deformable import level_masks
 from detrt.models.load import load_source
 from detrt.models.wrapper import ExportModule
 from detrt.spec import PIXEL_MASK, PIXEL_VALUES, Precision

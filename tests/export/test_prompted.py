@@ -259,7 +259,7 @@ def test_a_source_without_tokenizer_is_refused(tiny, tmp_path):
 @pytest.mark.slow  # 8 s; tests/export/test_faults.py has the same of a model without a prompt
 def test_a_graph_that_differs_is_not_written(tiny, tmp_path, monkeypatch, plain_simplifier):
     from detrt.errors import GateError
-    from detrt.models.arch import grounding_dino as grounding
+    from detrt.models.layers import grounding_dino as grounding
 
     monkeypatch.setattr(grounding, "logit", lambda x, eps=1e-5: torch.log(x.clamp(eps, 1 - eps)))
     with pytest.raises(GateError, match="differs from PyTorch"):

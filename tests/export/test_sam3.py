@@ -29,8 +29,8 @@ from detrt.data.scenes.scene import draw_scene
 from detrt.detections import Masks, mask_iou
 from detrt.errors import PromptError, SourceError
 from detrt.evaluation.parity import verify
-from detrt.models.arch.sam3 import both
 from detrt.models.example_inputs import example_ids, image_feeds, text_feeds
+from detrt.models.layers.sam3 import both
 from detrt.models.load import load_source
 from detrt.models.published import check_processing
 from detrt.models.wrapper import StockTextEncoder, StockTextModule

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 
 from detrt.backends.inductor.kernels import conv_relu, linear_relu, portable, window_attention
-from detrt.models.arch.swin import shift_mask
+from detrt.models.layers.swin import shift_mask
 
 pytestmark = pytest.mark.gpu
 

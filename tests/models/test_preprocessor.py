@@ -164,7 +164,7 @@ IMAGES = [np.random.default_rng(5).integers(0, 256, (*size, 3), dtype=np.uint8) 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize(
     "name",
-    # These take one size only, see tests/models/arch/test_eomt.py and tests/export/test_owl.py.
+    # These take one size only, see tests/models/layers/test_eomt.py and tests/export/test_owl.py.
     [
         f.name
         for f in FAMILIES

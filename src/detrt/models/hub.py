@@ -141,7 +141,7 @@ def load_folder(
             plain, ref, row, config, trust_remote_code=trust_remote_code and not published, published=published
         )
     if published:
-        from .arch.hybrid import take_authors_positions
+        from .layers.hybrid import take_authors_positions
 
         take_authors_positions(module)
     check_channels(module, ref)

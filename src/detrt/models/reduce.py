@@ -87,7 +87,7 @@ def without_masks(source: Source) -> Source:
     if source.family.masks_at:
         detector = module  # its boxes start from its masks
     elif not hasattr(detector, "model"):
-        # A class of `detrt.models.arch`: the detector of transformers with a head.
+        # A class of `detrt.models.layers`: the detector of transformers with a head.
         detector = module
         for name in [name for name in (*module._modules, *module._parameters) if name.startswith("mask_")]:
             delattr(detector, name)

@@ -11,8 +11,8 @@ from detrt.backends.inductor.fusing import fuse_epilogues, pad_heads
 from detrt.backends.inductor.kernels import conv_relu, linear_relu, portable, window_attention
 from detrt.backends.inductor.passes import prepare, tune_for_gpu
 from detrt.backends.inductor.windows import fuse_windows
-from detrt.models.arch.swin import shift_mask
 from detrt.models.contract import ExportConfig, exported_spec
+from detrt.models.layers.swin import shift_mask
 from detrt.models.load import load_source
 from detrt.spec import Precision
 

@@ -26,7 +26,7 @@ def as_file(real_data, tmp_path):
 @pytest.mark.parametrize("size", (pytest.param("atto", marks=pytest.mark.slow), "femto"))
 def test_the_folder_runs_without_its_code(size, real_data, authors, images):
     own = load_source(str(real_data / "checkpoints" / f"deimv2-{size}-coco"), family="deimv2-upstream")
-    assert type(own.module).__module__ == "detrt.models.arch.deimv2"
+    assert type(own.module).__module__ == "detrt.models.layers.deimv2"
     with Detector(TorchSession(own), threshold=0.0, batch_size=5) as detector:
         assert_same(authors(size), detector(images))
 

@@ -184,13 +184,13 @@ def settle_full_size(module: Any, generator: Any, full_size: bool) -> None:
 
 
 def _deim() -> Any:
-    from ..arch.deimv2 import DeimDFine
+    from ..layers.deimv2 import DeimDFine
 
     return DeimDFine
 
 
 def _with_masks() -> Any:
-    from ..arch.d_fine_seg import DFineForInstanceSegmentation
+    from ..layers.d_fine_seg import DFineForInstanceSegmentation
 
     return DFineForInstanceSegmentation
 

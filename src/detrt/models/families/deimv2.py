@@ -1,6 +1,6 @@
 """Intellindust-AI-Lab/DEIMv2, with HGNetV2 backbones (Atto, Femto, Pico, N) and with DINOv3 (S, M, L, X).
 
-The module is `detrt.models.arch.deimv2`, which has the authors' decoder; transformers' own class does not.
+The module is `detrt.models.layers.deimv2`, which has the authors' decoder; transformers' own class does not.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def prepare(module: nn.Module, shapes: Shapes) -> None:
         if not is_lite(shapes):
             leave_out(encoder.encoder_input_proj, shapes)  # type: ignore[union-attr,arg-type]
         return
-    from ..arch.deimv2 import keep_plain
+    from ..layers.deimv2 import keep_plain
 
     rope = encoder.backbone.rope_embeddings  # type: ignore[union-attr]
     rope.register_buffer("inv_freq", rope.inv_freq)  # a file has its own, so it must be filled like the others
@@ -252,7 +252,7 @@ REWRITES = {"msda": {"multi_scale_deformable_attention_v2": ("a2f4f35b651aeb36",
 
 
 def _published() -> Any:
-    from ..arch.deimv2 import PublishedDeimv2
+    from ..layers.deimv2 import PublishedDeimv2
 
     return PublishedDeimv2
 

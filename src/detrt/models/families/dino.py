@@ -2,7 +2,7 @@
 
 "dino": IDEA-Research/DINO. "dino-mmdet": the DINO of mmdetection 3. "co_dino": Co-DETR's Co-DINO, by Sense-X and
 mmdetection alike. Backbones come under torchvision's names (ResNet), those of the Swin authors or of mmdetection
-(Swin), or Co-DETR's (ViT). The module is detrt's own, `detrt.models.arch.dino`.
+(Swin), or Co-DETR's (ViT). The module is detrt's own, `detrt.models.layers.dino`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .base import BY_ONNX, IMAGENET_MEAN, IMAGENET_STD, PLUGIN_IS_FASTER, SAMPLI
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..arch.dino import DinoConfig
+    from ..layers.dino import DinoConfig
 
 HEADS = 8  # of every published DINO and Co-DINO; no tensor's shape tells it
 TEMPERATURE = 20  # of the position embedding
@@ -241,7 +241,7 @@ def facts(found: dict[str, Any]) -> dict[str, object]:
 
 
 def build(found: dict[str, Any], variant: str) -> nn.Module:
-    from ..arch.dino import CoDino, Dino, DinoConfig
+    from ..layers.dino import CoDino, Dino, DinoConfig
 
     attend_padding = found.pop("attend_padding")
     config = DinoConfig(**found)
@@ -450,7 +450,7 @@ def check(module: nn.Module, shapes: Shapes) -> None:
 def _is_rope(tensor: Tensor, which: str) -> bool:
     import torch
 
-    from ..arch.vit import rope
+    from ..layers.vit import rope
 
     side = isqrt(tensor.shape[0]) if tensor.ndim == 2 else 0
     if side < 1 or side * side != tensor.shape[0] or tensor.shape[1] % 4:
@@ -542,7 +542,7 @@ def _random(settings: Mapping[str, Any], co: bool) -> nn.Module:
     """The model with seeded weights; no parameter is zero or one, which would hide errors."""
     import torch
 
-    from ..arch.dino import CoDino, Dino, DinoConfig
+    from ..layers.dino import CoDino, Dino, DinoConfig
     from ..random import SEED, keep_variance
 
     with torch.random.fork_rng(devices=[]):

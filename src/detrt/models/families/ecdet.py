@@ -1,4 +1,4 @@
-"""Intellindust-AI-Lab/EdgeCrafter: ECDet and ECSeg (S, M, L, X). The module is `detrt.models.arch.edgecrafter`."""
+"""Intellindust-AI-Lab/EdgeCrafter: ECDet and ECSeg (S, M, L, X). The module is `detrt.models.layers.edgecrafter`."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport)
 
 
 def _detector() -> Any:
-    from ..arch.edgecrafter import EcDetForObjectDetection
+    from ..layers.edgecrafter import EcDetForObjectDetection
 
     return EcDetForObjectDetection
 
 
 def _with_masks() -> Any:
-    from ..arch.edgecrafter import EcDetForInstanceSegmentation
+    from ..layers.edgecrafter import EcDetForInstanceSegmentation
 
     return EcDetForInstanceSegmentation
 

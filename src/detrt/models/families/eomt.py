@@ -26,13 +26,13 @@ _TINY = {
 
 
 def _dinov2() -> Any:
-    from ..arch.eomt import EomtForInstanceSegmentation
+    from ..layers.eomt import EomtForInstanceSegmentation
 
     return EomtForInstanceSegmentation
 
 
 def _dinov3() -> Any:
-    from ..arch.eomt import EomtDinov3ForInstanceSegmentation
+    from ..layers.eomt import EomtDinov3ForInstanceSegmentation
 
     return EomtDinov3ForInstanceSegmentation
 

@@ -166,7 +166,7 @@ def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport)
 
 def finish(module: nn.Module) -> None:
     """These weights are trained with the authors' clamps."""
-    from ..arch.grounding_dino import take_authors_clamps
+    from ..layers.grounding_dino import take_authors_clamps
 
     take_authors_clamps(module, 1e-3, 1e-3)
 
@@ -238,19 +238,19 @@ def _text_facts(config: Any) -> TextFacts:
 
 
 def _stock() -> type[Stock]:
-    from ..arch.grounding_dino import GroundingStock
+    from ..layers.grounding_dino import GroundingStock
 
     return GroundingStock
 
 
 def _detector(module: nn.Module) -> nn.Module:
-    from ..arch.grounding_dino import GroundingDetector
+    from ..layers.grounding_dino import GroundingDetector
 
     return GroundingDetector(module)
 
 
 def _text_encoder(module: nn.Module, text: TextSpec) -> nn.Module:
-    from ..arch.grounding_dino import GroundingText
+    from ..layers.grounding_dino import GroundingText
 
     return GroundingText(module, text.separators)
 

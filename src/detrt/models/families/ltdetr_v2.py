@@ -95,7 +95,7 @@ def _input(assumed: Assumed) -> dict[str, Any]:
 
 
 def _detector() -> Any:
-    from ..arch.vit_pyramid import VitDFineForObjectDetection
+    from ..layers.vit_pyramid import VitDFineForObjectDetection
 
     return VitDFineForObjectDetection
 

@@ -132,7 +132,7 @@ def values(shapes: Shapes) -> dict[str, Tensor]:
 
 def finish(module: nn.Module) -> None:
     """These weights are trained with mmdetection's clamps, of which that of the last box is another."""
-    from ..arch.grounding_dino import take_authors_clamps
+    from ..layers.grounding_dino import take_authors_clamps
 
     take_authors_clamps(module, 1e-3, 1e-5)
 

@@ -132,19 +132,19 @@ def _text_facts(config: Any) -> TextFacts:
 
 
 def _stock() -> type[Stock]:
-    from ..arch.omdet_turbo import OmDetStock
+    from ..layers.omdet_turbo import OmDetStock
 
     return OmDetStock
 
 
 def _detector(module: nn.Module) -> nn.Module:
-    from ..arch.omdet_turbo import OmDetDetector
+    from ..layers.omdet_turbo import OmDetDetector
 
     return OmDetDetector(module)
 
 
 def _text_encoder(module: nn.Module, text: TextSpec) -> nn.Module:
-    from ..arch.omdet_turbo import OmDetText
+    from ..layers.omdet_turbo import OmDetText
 
     return OmDetText(module)
 

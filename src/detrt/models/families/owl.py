@@ -27,25 +27,25 @@ def _text_facts(config: Any) -> TextFacts:
 
 
 def _stock() -> type[Stock]:
-    from ..arch.owl import OwlStock
+    from ..layers.owl import OwlStock
 
     return OwlStock
 
 
 def _detector(module: nn.Module) -> nn.Module:
-    from ..arch.owl import OwlDetector
+    from ..layers.owl import OwlDetector
 
     return OwlDetector(module)
 
 
 def _text_encoder(module: nn.Module, text: TextSpec) -> nn.Module:
-    from ..arch.owl import OwlText
+    from ..layers.owl import OwlText
 
     return OwlText(module)
 
 
 def _query_encoder(module: nn.Module) -> nn.Module:
-    from ..arch.owl import OwlQuery
+    from ..layers.owl import OwlQuery
 
     return OwlQuery(module)
 

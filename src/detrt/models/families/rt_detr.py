@@ -333,7 +333,7 @@ def prepare(module: nn.Module, shapes: Shapes) -> None:
 
 def finish(module: nn.Module) -> None:
     """These weights are trained with the authors' position embedding."""
-    from ..arch.hybrid import take_authors_positions
+    from ..layers.hybrid import take_authors_positions
 
     take_authors_positions(module)
 

@@ -11,13 +11,13 @@ from .sizes import TINY_RT
 
 
 def _deim() -> Any:
-    from ..arch.deimv2 import DeimRtDetrV2
+    from ..layers.deimv2 import DeimRtDetrV2
 
     return DeimRtDetrV2
 
 
 def _with_masks() -> Any:
-    from ..arch.rt_detr_v2_seg import RTDetrV2ForInstanceSegmentation
+    from ..layers.rt_detr_v2_seg import RTDetrV2ForInstanceSegmentation
 
     return RTDetrV2ForInstanceSegmentation
 

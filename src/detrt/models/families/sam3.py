@@ -41,19 +41,19 @@ def _text_facts(config: Any) -> TextFacts:
 
 
 def _stock() -> type[Stock]:
-    from ..arch.sam3 import Sam3Stock
+    from ..layers.sam3 import Sam3Stock
 
     return Sam3Stock
 
 
 def _detector(module: nn.Module) -> nn.Module:
-    from ..arch.sam3 import Sam3Detector
+    from ..layers.sam3 import Sam3Detector
 
     return Sam3Detector(module)
 
 
 def _text_encoder(module: nn.Module, text: TextSpec) -> nn.Module:
-    from ..arch.sam3 import Sam3Text
+    from ..layers.sam3 import Sam3Text
 
     return Sam3Text(module)
 

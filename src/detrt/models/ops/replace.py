@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..arch.deformable import DeformableAttention
+from ..layers.deformable import DeformableAttention
 from ..rewrites import fingerprint
 from .msda import ms_deform_attn_fused
 

@@ -11,7 +11,7 @@ pytest.importorskip("transformers", reason="needs the 'export' extra")
 from transformers import BertConfig, BertModel
 from transformers.models.grounding_dino import modeling_grounding_dino as library
 
-from detrt.models.arch.grounding_dino import _bert_layer, additive, sub_sentences
+from detrt.models.layers.grounding_dino import _bert_layer, additive, sub_sentences
 
 CLS, SEP, DOT, ASK = SEPARATORS = [101, 102, 1012, 1029]
 PROMPTS = {

@@ -11,8 +11,8 @@ from dino_reference import keys as key_lists
 from dino_reference.detector import Reference
 from dino_reference.weights import fill
 
-from detrt.models.arch.dino import CoDino
 from detrt.models.families.dino import layout_of
+from detrt.models.layers.dino import CoDino
 
 TOLERANCE = 1e-4
 RESNET = {"kind": "resnet", "depths": (1, 2, 1, 1), "width": 8}

@@ -8,7 +8,7 @@ pytest.importorskip("transformers", reason="needs the 'export' extra")
 
 import torch
 
-from detrt.models.arch.hybrid import AuthorsPositions, take_authors_positions
+from detrt.models.layers.hybrid import AuthorsPositions, take_authors_positions
 from detrt.models.load import load_source
 
 WIDTH = 32

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 transformers = pytest.importorskip("transformers", reason="needs the 'export' extra")
-eomt = pytest.importorskip("detrt.models.arch.eomt", reason="needs a transformers that has EoMT with DINOv3")
+eomt = pytest.importorskip("detrt.models.layers.eomt", reason="needs a transformers that has EoMT with DINOv3")
 
 from checkpoint_folders import save_folder
 
