@@ -197,7 +197,7 @@ def test_unreachable_cameras(cli, place):
         (["rtsp://cam/1", "--track", "--track-threshold", "2"], "got 2", "from 0 to 1"),
         (["rtsp://cam/1", "--track-threshold", "0.5"], "--track-threshold 0.5", "--track"),
         (["clip.mp4", "--track", "--cluster", "ray", "--output", "o"], "--track", "leave one of them out"),
-        (["http://cam/a.jpg"], "http://cam/a.jpg", "download it first"),
+        (["http://cam/a.mp4"], "http://cam/a.mp4", "download it first"),
     ],
 )
 def test_refused(cli, place, arguments, names, advice):

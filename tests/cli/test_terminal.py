@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -89,9 +90,17 @@ def test_results_in_a_pipe_stay_there(many, tmp_path):
 def test_tables_fit_80_columns(cli, place, monkeypatch):
     """No line is wider, and no word of a name is broken."""
     monkeypatch.setenv("COLUMNS", str(COLUMNS))
-    for arguments in (["info", "--families"], ["info", "bundle"], ["info", "model.onnx"], ["doctor"]):
+    for arguments in (
+        ["info", "--families"],
+        ["info", "bundle"],
+        ["info", "model.onnx"],
+        ["doctor"],
+        ["bench", "bundle", "--repeats", "2", "--warmup", "1"],
+    ):
         lines = cli(*arguments).out.splitlines()
-        wide = [line for line in lines if len(line) > COLUMNS and not line.startswith(("rf_detr: ", "to install", "more of"))]
+        wide = [
+            line for line in lines if len(line) > COLUMNS and not re.match("rf_detr: |to install|more of|.* medians of", line)
+        ]
         assert not wide, wide
     families = cli("info", "--families").out
     for name in ("table-transformer", "conditional_detr", "mm_grounding_dino", "hf:microsoft/table-transformer-detection"):
@@ -107,6 +116,35 @@ def test_a_wide_table_is_printed_in_parts(capsys, monkeypatch):
     assert len(heads) > 1 and all("backend" in head for head in heads)
     assert [f"column {index}" in " ".join(heads) for index in range(12)] == [True] * 12
     assert max(map(len, lines)) <= COLUMNS
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_no_word_of_a_table_is_broken(width, capsys, monkeypatch):
+    """Words, paths and long names, also in key columns and beside numbers; and every character of a digest, which fits no line."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    path = "/data/checkpoints/deimv2-femto-coco/second-run.fine-tuned"
+    error = (
+        "the calibration images give activations above the range of FP16 in model.encoder.layers.0.self_attn.out_proj; use bf16"
+    )
+    columns = ("model", "precision", "batch", "p50 ms", "p90 ms", "images/s", "build s", "MB", "AP", "check")
+    rows = [
+        (path, "fp32", "1", "100.25", "104.50", "9.9", "105.3", "12.1", "0.2881", "detects what the graph does"),
+        ("shapes", "int8", "8", "90.00", "91.00", "11.1", "300.0", "4.0", "", error),
+    ]
+    show.table("", columns, rows, right=range(2, 9), keys=3)
+    show.table(
+        "", ("package", "version", "for"), [("tensorrt-rtx-cu13-bindings", "1.7.1.116", f"Detections.to_supervision, {error}")]
+    )
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert max(map(len, lines)) <= width
+    cells = {piece for line in lines for piece in line.split()}
+    words = {word for text in (*columns, *error.split(), *(cell for row in rows for cell in row[1:9])) for word in text.split()}
+    long = {"model.encoder.layers.0.self_attn.out_proj;"}
+    assert words - long <= cells, words - long - cells
+    assert {"deimv2-femto-coco/", "tensorrt-rtx-cu13-bindings"} & cells and "self_" not in cells - {"self_"}
+    digest = "0123456789abcdef" * 8
+    show.table("", ("", ""), [("sha256", digest)])
+    assert "".join(capsys.readouterr().out.split()) == f"sha256{digest}"
 
 
 def test_columns_of_bench_have_names_of_their_own():

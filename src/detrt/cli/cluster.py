@@ -128,8 +128,6 @@ def detect_on_cluster(
     quiet: bool,
 ) -> None:
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
     from ..data.coco import load_coco
     from ..jobs.ray.actors import RayRunner
@@ -156,24 +154,21 @@ def detect_on_cluster(
             runner=RayRunner,
             progress=None if quiet else lambda done, total: step("detect", done / total, text(done, total)),
         )
-    table = Table(title=None, box=None, show_header=False, pad_edge=False)
-    table.add_column(style="dim")
-    table.add_column()
     resumed = f", {result.resumed} of them by an earlier run" if result.resumed else ""
     bad = f", {result.bad} could not be read" if result.bad else ""
-    table.add_row("images", f"{result.images}{resumed}{bad}")
-    most = sorted(result.labels.items(), key=lambda one: -one[1])[:8]
-    found = ", ".join(f"{number} {label}" for label, number in most)
-    table.add_row("detections", Text(f"{result.detections}" + (f": {found}" if found else "")))
     fresh = result.images - result.resumed
     rate = f", {fresh / result.seconds:.1f} images/s with starting and writing" if fresh else ""
-    table.add_row("time", f"{result.seconds:.1f} s{rate}")
-    if result.workers:
-        more = f", {result.processes} processes" if result.processes > result.workers else ""
-        table.add_row("workers", f"{result.workers}{more}")
+    more = f", {result.processes} processes" if result.processes > result.workers else ""
     merged = "coco.json, " if given.merge else ""
-    table.add_row("written", Text(f"{output}/detections/*.parquet, {merged}summary.json"))
-    Console(stderr=True, quiet=quiet).print(table)
+    rows = [
+        ("images", f"{result.images}{resumed}{bad}"),
+        ("detections", show.counted(result.labels)),
+        ("time", f"{result.seconds:.1f} s{rate}"),
+        ("workers", f"{result.workers}{more}"),
+        ("written", f"{output}/detections/*.parquet, {merged}summary.json"),
+    ]
+    shown = [row for row in rows if row[0] != "workers" or result.workers]
+    show.table("", ("", ""), shown, console=Console(stderr=True, quiet=quiet))
     if result.bad:
         example = f", e.g. {result.bad_examples[0]}" if result.bad_examples else ""
         raise ImageError(

@@ -113,7 +113,22 @@ def _show_model(ref: str, data: Mapping[str, Any]) -> None:
         shown["built"] = f"{data['created']} with " + ", ".join(f"{name} {text}" for name, text in versions.items())
     if "size" in data:
         shown["input"] = f"{data['size']}, {data['input']}, sides a multiple of {data['multiple_of']}"
-    done = {"kind", "name", "family", "parameters", "source", "created", "versions", "size", "input", "multiple_of", "files"}
+    if "checkpoint_sha256" in data:  # its 64 digits need the space
+        shown["weights sha256"] = str(data["checkpoint_sha256"])
+    done = {
+        "checkpoint_sha256",
+        "kind",
+        "name",
+        "family",
+        "parameters",
+        "source",
+        "created",
+        "versions",
+        "size",
+        "input",
+        "multiple_of",
+        "files",
+    }
     shown |= {key.replace("_", " "): _words(value) for key, value in data.items() if key not in done}
     show.table(f"{ref}: {data['kind']}", ("", ""), list(shown.items()))
     if data.get("files"):

@@ -210,14 +210,13 @@ def _stop_on_signals(streams: LiveStreams, duration: float | None) -> Iterator[N
 def print_counts(console: Any, counts: Mapping[LiveSource, StreamCounts], seconds: float) -> None:
     """A table with one row for each camera."""
     import numpy as np
-    from rich.table import Table
 
-    table = Table(title=None, box=None, pad_edge=False, header_style="dim")
+    from . import show
+
     heads = ("camera", "frames", "processed", "dropped", "damaged", "connections", "per s", "p50 ms", "p99 ms")
-    for head in heads:
-        table.add_column(head, justify="left" if head == "camera" else "right", overflow="fold")
+    rows = []
     for source, one in counts.items():
         latencies = [f"{1000 * np.percentile(one.latencies_s, q):.0f}" if one.latencies_s else "" for q in (50, 99)]
         numbers = (one.received, one.processed, one.dropped, one.damaged, one.connections)
-        table.add_row(source.path, *map(str, numbers), f"{one.processed / max(seconds, 1e-9):.1f}", *latencies)
-    console.print(table)
+        rows.append((source.path, *map(str, numbers), f"{one.processed / max(seconds, 1e-9):.1f}", *latencies))
+    show.table("", heads, rows, right=range(1, len(heads)), console=console)

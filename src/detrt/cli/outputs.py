@@ -181,21 +181,15 @@ def progress_bar(stack: contextlib.ExitStack, total: int, quiet: bool) -> Callab
 
 
 def summary(console: Any, backend: str, tally: Tally, seconds: float, decoded: str) -> None:
-    from rich.table import Table
-    from rich.text import Text
+    from . import show
 
-    table = Table(title=None, box=None, show_header=False, pad_edge=False)
-    table.add_column(style="dim")
-    table.add_column()
     counts, images = tally.labels, tally.images
-    table.add_row("images", f"{images}" + (f" ({len(tally.bad)} skipped)" if tally.bad else ""))
-    found = ", ".join(f"{number} {label}" for label, number in counts.most_common(8))
-    table.add_row("detections", Text(f"{sum(counts.values())}" + (f": {found}" if found else "")))
-    if len(counts) > 8:
-        table.add_row("", f"and {len(counts) - 8} more classes")
     rate = f", {images / seconds:.1f} images/s with reading and writing" if images and seconds > 0 else ""
-    table.add_row("time", f"{seconds:.2f} s{rate}")
-    table.add_row("ran on", backend)
-    if decoded:
-        table.add_row("decoded", decoded)
-    console.print(table)
+    rows = [
+        ("images", f"{images}" + (f" ({len(tally.bad)} skipped)" if tally.bad else "")),
+        ("detections", show.counted(counts)),
+        ("time", f"{seconds:.2f} s{rate}"),
+        ("ran on", backend),
+        ("decoded", decoded),
+    ]
+    show.table("", ("", ""), [row for row in rows if row[1]], console=console)

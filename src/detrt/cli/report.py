@@ -185,12 +185,14 @@ def _title(found: dict[str, Any]) -> str:
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
+    from ..bench.plot import short
+
     def number(name: str, digits: int, scale: float = 1.0) -> str:
         return "" if row.get(name) is None else f"{row[name] * scale:.{digits}f}"
 
     change = row.get("AP change")
     return [
-        row["model"], row["precision"], str(row["batch"]), f"{row['height']}x{row['width']}" if "height" in row else "",
+        short(row["model"]), row["precision"], str(row["batch"]), f"{row['height']}x{row['width']}" if "height" in row else "",
         number("p50_ms", 2), number("p90_ms", 2), number("images_per_s", 1), number("build_s", 1), number("bytes", 1, 1e-6),
         number("activation_bytes", 0, 2**-20), number("AP", 4), "" if change is None else f"{change:+.4f}",
         row.get("error") or row["check"],

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -30,8 +31,21 @@ def human_size(size: int) -> str:
     return ""
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = (), keys: int = 1) -> None:
-    """Print a table to standard output.
+_SHORT = 24  # characters that a column needs at most to keep its texts on one line
+_READABLE = 18  # of a column of long texts: below it is moved to another part of the table
+_WORD = 20  # longest one that is not broken behind the marks of paths and names
+
+
+def table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Sequence[int] = (),
+    keys: int = 1,
+    console: Any = None,
+) -> None:
+    """Print a table. Lines break between words, and in paths and long names behind a mark.
 
     Args:
         title: of the table; "" for none.
@@ -40,45 +54,105 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, 
         right: indices of columns that are aligned to the right.
         keys: number of first columns that name a row. Where the table is wider than the terminal, it is printed in parts, and
             each part begins with these.
+        console: where to; None: standard output.
     """
     from rich import box
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    # What reads a pipe has no width of its own; COLUMNS says it.
-    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
+    if console is None:  # what reads a pipe has no width of its own; COLUMNS says it
+        console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
     cells = [[printable(spelled(cell), keep="\n") for cell in row] for row in rows]
+    headed = any(columns)
     if title:
         console.print(printable(title), markup=False, highlight=False, style="italic")
-    for part in _fitting(columns, cells, console.width, keys):
-        shown = Table(box=box.SIMPLE_HEAD if any(columns) else None, pad_edge=False, show_header=any(columns))
-        for index in part:
-            shown.add_column(
-                columns[index],
-                justify="right" if index in right else "left",
-                overflow="fold",
-                no_wrap=index < keys and len(part) > keys + 1,
-            )
+    gap, edge = (3, 2) if headed else (2, 0)
+    for part in _fitting(columns, cells, console.width - edge, gap, keys):
+        shown = Table(box=box.SIMPLE_HEAD if headed else None, pad_edge=False, show_header=headed)
+        for index, width in part.items():
+            shown.add_column(columns[index], justify="right" if index in right else "left", width=width, overflow="fold")
         for row in cells:
-            shown.add_row(*(row[index].replace("[", "\\[") for index in part))
+            shown.add_row(*(Text(_wrapped(row[index], width)) for index, width in part.items()))
         console.print(shown)
 
 
-def _fitting(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, keys: int) -> list[list[int]]:
-    """Indices of the columns of each part of a table; one part where all fit, or where the texts are long anyway."""
-    widths = [max([len(head), *(len(row[i]) for row in rows)]) for i, head in enumerate(columns)]
-    first = list(range(keys))
-    if sum(widths) + 3 * len(widths) <= width or len(widths) <= keys + 3 or sum(widths[:keys]) > width // 2:
-        return [list(range(len(columns)))]
-    parts, used = [list(first)], sum(widths[:keys]) + 3 * keys
-    room = used
-    for index in range(keys, len(columns)):
-        if room + widths[index] + 3 > width and len(parts[-1]) > keys:
-            parts.append(list(first))
-            room = used
-        parts[-1].append(index)
-        room += widths[index] + 3
-    return parts
+def _fitting(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, gap: int, keys: int) -> list[dict[int, int]]:
+    """The parts of a table: index -> width of their columns."""
+    texts = [[head, *(line for row in rows for line in row[i].split("\n"))] for i, head in enumerate(columns)]
+    whole = [max(map(len, some)) for some in texts]
+    least = [
+        wide if wide <= (width // 2 if i < keys else _SHORT) else max(len(piece) for text in some for piece in _pieces(text))
+        for i, (wide, some) in enumerate(zip(whole, texts, strict=True))
+    ]
+
+    def fitted(part: Sequence[int]) -> dict[int, int]:
+        room = width - gap * (len(part) - 1)
+        got = {i: least[i] for i in part}
+        while sum(got.values()) > room and max(got.values()) > 1:  # a word that is longer than its line is broken
+            got[max(got, key=got.__getitem__)] -= 1
+        while (spare := room - sum(got.values())) > 0 and (short := [i for i in part if got[i] < whole[i]]):
+            for i in short[:spare]:
+                got[i] += 1
+        return got
+
+    together = list(range(len(columns)))
+    one = fitted(together)
+    cramped = any(one[i] < min(whole[i], _READABLE) for i in together) or any(one[i] < least[i] for i in together)
+    if len(columns) <= keys + 1 or not cramped:
+        return [one]
+    parts: list[list[int]] = [[]]
+    for i in together[keys:]:
+        tried = [*range(keys), *parts[-1], i]
+        if parts[-1] and sum(max(least[j], min(whole[j], _READABLE)) for j in tried) + gap * (len(tried) - 1) > width:
+            parts.append([])
+        parts[-1].append(i)
+    return [fitted([*range(keys), *part]) for part in parts]
+
+
+def _pieces(text: str) -> list[str]:
+    """What a text may be broken into."""
+    words = text.split()
+    return [piece for word in words for piece in (re.findall(_MARKS, word) if len(word) > _WORD else [word])] or [""]
+
+
+_MARKS = re.compile(r"[^/\\,.]*[/\\,.]+|[^/\\,.]+")
+
+
+def _wrapped(text: str, width: int) -> str:
+    """A text in lines of at most so many characters."""
+    lines = []
+    for line in text.split("\n"):
+        current = ""
+        for word in line.split(" "):
+            joined = f"{current} {word}" if current else word
+            if len(joined) <= width:
+                current = joined
+                continue
+            if current and len(word) <= width:
+                lines.append(current)
+                current = word
+                continue
+            current = f"{current} " if current else ""
+            for piece in _pieces(word):
+                while len(current) + len(piece) > width:
+                    if current.strip():
+                        lines.append(current.rstrip())
+                        current = ""
+                    else:
+                        lines.append(piece[:width])
+                        piece = piece[width:]
+                current += piece
+        lines.append(current)
+    return "\n".join(lines)
+
+
+def counted(labels: Mapping[str, int]) -> str:
+    """How many were found, and of which classes."""
+    most = sorted(labels.items(), key=lambda one: -one[1])[:8]
+    found = ", ".join(f"{number} {label}" for label, number in most)
+    more = f" and {len(labels) - len(most)} more classes" if len(labels) > len(most) else ""
+    return f"{sum(labels.values())}" + (f": {found}{more}" if found else "")
 
 
 def paragraph(text: str, *, file: TextIO | None = None) -> None:

@@ -65,6 +65,11 @@ class LiveSource:
         """The address without a password, for outputs and messages."""
         return without_secrets(self.address)
 
+    @property
+    def name(self) -> str:
+        """As `Input.name`."""
+        return self.path
+
 
 @dataclass(frozen=True, slots=True)
 class LiveFrame:

@@ -46,7 +46,7 @@ class ReadImage:
     frame, time_s: of a video: index from 0, and seconds from the start of the file; None of an image file.
     """
 
-    input: Any  # a MediaInput, a camera, or an image that was given by itself
+    input: Any  # a MediaInput, or an image that was given by itself
     image: LoadedImage | ImageError
     frame: int | None = None
     time_s: float | None = None
