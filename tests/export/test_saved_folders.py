@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -106,6 +108,20 @@ def test_a_saved_folder(name, variant, tiny, exported, tmp_path):
             load_source(str(tmp_path))
         return
     check(exported(name).path, load_source(str(tmp_path)).spec, tmp_path, IMAGES)
+
+
+def test_a_dab_detr_with_patterns_has_a_box_for_each_anchor_and_pattern(tiny, tmp_path):
+    source = tiny("dab_detr")
+    config = deepcopy(source.module.config)
+    config.num_patterns = 2
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        module = type(source.module)(config).eval()
+    save_folder(replace(source, module=module), tmp_path / "folder", EDGES)
+    loaded = load_source(str(tmp_path / "folder"))
+    assert loaded.spec.decode.num_queries == 2 * source.spec.decode.num_queries
+    report = export_onnx(loaded, tmp_path / "model.onnx", ExportConfig())
+    check(report.path, report.spec, tmp_path / "folder", IMAGES)
 
 
 def exported_variant(folder, variant):

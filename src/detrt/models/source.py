@@ -95,6 +95,7 @@ def make_spec(family: Family, module: nn.Module, input_spec: InputSpec, labels: 
     config: Any = module.config
     names = [name if isinstance(name, str) else name[0] if getattr(config, name[1]) else "" for name in family.queries]
     queries = next((int(count) for name in names if (count := getattr(config, name, None))), 0)
+    queries *= int(getattr(config, family.patterns, 0) or 1) if family.patterns else 1
     classes = int(config.num_labels)
     if family.max_detections is None:
         keep = queries

@@ -180,6 +180,7 @@ class Family:
     normalize: pixels are normalised by ImageNet. normalize_differs: not in all of its models.
     queries: config attributes that may hold the number of queries, first present and positive wins; of a pair, the second attribute
         says whether the first counts.
+    patterns: config attribute with how many boxes each of these queries gives, where it is not 0.
     rewrites: names of the rewrites in `detrt.models.rewrites` that tracing needs -> places in the modeling module that they rely on ->
         fingerprints of the code there in the tested versions.
     reducible: its authors evaluate it with fewer queries and decoder layers than it was trained with, see `detrt.models.reduce`.
@@ -225,6 +226,7 @@ class Family:
     normalize: bool = True
     normalize_differs: bool = False
     queries: tuple[str | tuple[str, str], ...] = ("num_queries",)
+    patterns: str = ""
     deformable: bool = False
     rewrites: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
     text: str = ""

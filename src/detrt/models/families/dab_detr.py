@@ -13,6 +13,7 @@ FAMILIES = (
         title="DAB-DETR",
         example="IDEA-Research/dab-detr-resnet-50",
         processor=PROCESSOR,
+        patterns="num_patterns",
         **RESNET_DETR,
         random=(
             RandomModel(
