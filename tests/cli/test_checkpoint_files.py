@@ -185,5 +185,9 @@ def test_a_wrong_family_is_refused_everywhere(command, files, tmp_path, monkeypa
 
 def test_which_families_have_original_files():
     rows = {row["family"]: row["original files"] for row in json.loads(run("info", "--families", "--json", "-").out)}
-    assert rows["detr"] == ["facebookresearch DETR", "facebookresearch DETR, DC5"] and rows["yolos"] == []
+    assert (
+        rows["detr"] == ["facebookresearch DETR", "facebookresearch DETR, DC5"]
+        and rows["yolos"] == ["hustvl YOLOS"]
+        and rows["eomt"] == []
+    )
     assert rows["co_dino"] == ["Sense-X Co-DETR", "mmdetection CO-DETR"]

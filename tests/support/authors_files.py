@@ -56,6 +56,11 @@ V2_VIT = {
     "spatial_tuning_adapter_inplanes": 8,
 }
 
+LW = {"d_model": 64, "decoder_self_attention_heads": 2, "decoder_cross_attention_heads": 4}
+LW_VIT = {
+    **{"hidden_size": 48, "num_hidden_layers": 6, "num_attention_heads": 12},
+    **{"window_block_indices": [0, 2, 4], "out_indices": [2, 4, 6]},
+}
 RF_BACKBONE = {
     "image_size": 112,
     "num_hidden_layers": 12,
@@ -67,6 +72,17 @@ RF_BACKBONE = {
 # case -> (entry of random_models.MODELS, family of the file, settings on top of its tiny ones, backbone settings)
 CASES = {
     "detr": ("detr", "detr", HEADS, {"out_features": ["stage4"]}),
+    "conditional_detr": ("conditional_detr", "conditional_detr", HEADS, {"out_features": ["stage4"]}),
+    "dab_detr": ("dab_detr", "dab_detr", {**HEADS, "num_patterns": 2}, {"out_features": ["stage4"]}),
+    "table-transformer": ("table-transformer", "table-transformer", HEADS, {"out_features": ["stage4"]}),
+    "yolos": ("yolos", "yolos", {"image_size": [800, 1344], "num_attention_heads": 1, "layer_norm_eps": 1e-6}, {}),
+    "yolos-mid": (
+        "yolos",
+        "yolos",
+        {"image_size": [512, 864], "num_attention_heads": 1, "layer_norm_eps": 1e-6, "use_mid_position_embeddings": True},
+        {},
+    ),
+    "lw_detr": ("lw_detr-two-scales", "lw_detr", LW, LW_VIT),
     "deformable-plain": ("deformable_detr-plain", "deformable_detr", HEADS, {"out_features": STAGES}),
     "deformable-refine": ("deformable_detr-refine", "deformable_detr", HEADS, {"out_features": STAGES}),
     "deformable-two-stage": (
@@ -131,6 +147,8 @@ def _reference(case: str) -> torch.nn.Module:
     settings = {**deepcopy(full), **deepcopy(tiny), "num_labels": 80, **changes}
     if variant.startswith(FIXED_QUERIES) and "num_queries" not in changes:
         settings["num_queries"] = 300
+    if "backbone_config" not in settings:
+        return build(BY_NAME[family], settings)
     own = settings["backbone_config"] if "model_type" not in backbone_changes else {}
     backbone = {**own, **backbone_changes}
     stages = backbone.pop("stages", None)

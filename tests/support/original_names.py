@@ -194,8 +194,87 @@ RF_DETR_SEG = [
     *RF_DETR,
     *SEGMENTATION_HEAD,
 ]
+CONV_ENCODER = (r"^model\.backbone\.conv_encoder\.model", "model.backbone.model")
+CONDITIONAL = [
+    (r"\.self_attn\.([qk])_(content|pos)_proj", r".sa_\1\2_proj"),
+    (r"(decoder.*)\.self_attn\.v_proj", r"\1.sa_v_proj"),
+    (r"\.encoder_attn\.q_pos_sine_proj", ".ca_qpos_sine_proj"),
+    (r"\.encoder_attn\.([qk])_(content|pos)_proj", r".ca_\1\2_proj"),
+    (r"\.encoder_attn\.v_proj", ".ca_v_proj"),
+    (r"\.encoder_attn\.o_proj", ".cross_attn.out_proj"),
+    (r"^model\.decoder\.(query_scale|ref_point_head)", r"transformer.decoder.\1"),
+    *DETR,
+]
+DAB = [
+    CONV_ENCODER,
+    *(
+        (rf"\.{part}\.{part}_(query|key)_(content|pos|pos_sine)_proj", lambda m, s=short: f".{s}_{m[1][0]}{m[2]}_proj")
+        for part, short in (("self_attn", "sa"), ("cross_attn", "ca"))
+    ),
+    (r"\.self_attn\.self_attn_value_proj", ".sa_v_proj"),
+    (r"\.cross_attn\.cross_attn_value_proj", ".ca_v_proj"),
+    (r"\.(self|cross)_attn\.(self|cross)_attn\.output_proj", r".\1_attn.out_proj"),
+    (r"\.self_attn\.self_attn_layer_norm", ".norm1"),
+    (r"\.cross_attn\.cross_attn_layer_norm", ".norm2"),
+    (r"\.mlp\.final_layer_norm", ".norm3"),
+    (r"\.(mlp\.)?activation_fn", ".activation"),
+    (r"\.(mlp\.)?fc([12])", r".linear\2"),
+    (r"^model\.query_refpoint_embeddings", "refpoint_embed"),
+    (r"^model\.patterns", "transformer.patterns"),
+    (r"^model\.(encoder|decoder)\.(query_scale|ref_point_head|ref_anchor_head|bbox_embed)", r"transformer.\1.\2"),
+    *DETR,
+]
+TABLE = [
+    CONV_ENCODER,
+    (r"^model\.encoder\.layernorm", "transformer.encoder.norm"),
+    (r"\.fc([12])", r".linear\1"),
+    *DETR,
+]
+YOLOS = [
+    (r"^vit\.embeddings\.detection_tokens", "backbone.det_token"),
+    (r"^vit\.embeddings\.position_embeddings", "backbone.pos_embed"),
+    (r"^vit\.embeddings\.patch_embeddings\.projection", "backbone.patch_embed.proj"),
+    (r"^vit\.embeddings\.", "backbone."),
+    (r"^vit\.encoder\.interpolation\.mid_position_embeddings", "backbone.mid_pos_embed"),
+    (r"^vit\.encoder\.layer", "backbone.blocks"),
+    (r"\.attention\.attention\.(query|key|value)", r".attn.\1"),
+    (r"\.attention\.output\.dense", ".attn.proj"),
+    (r"\.intermediate\.dense", ".mlp.fc1"),
+    (r"\.output\.dense", ".mlp.fc2"),
+    (r"\.layernorm_before", ".norm1"),
+    (r"\.layernorm_after", ".norm2"),
+    (r"^vit\.layernorm", "backbone.norm"),
+    (r"^class_labels_classifier", "class_embed"),
+    (r"^bbox_predictor", "bbox_embed"),
+]
+LW_DETR = [
+    (r"^model\.backbone\.backbone\.embeddings\.position_embeddings", "backbone.0.encoder.pos_embed"),
+    (r"^model\.backbone\.backbone\.embeddings\.projection", "backbone.0.encoder.patch_embed.proj"),
+    (r"^model\.backbone\.backbone\.encoder\.layer", "backbone.0.encoder.blocks"),
+    (r"\.layernorm_before", ".norm1"),
+    (r"\.layernorm_after", ".norm2"),
+    (r"^(backbone\.0\.encoder.*)\.attention\.([qv])_proj\.bias", r"\1.attn.\2_bias"),
+    (r"^(backbone\.0\.encoder.*)\.attention\.o_proj", r"\1.attn.proj"),
+    (r"^(backbone\.0\.encoder.*)\.attention\.", r"\1.attn."),
+    (r"\.intermediate\.", ".mlp."),
+    (
+        r"^model\.backbone\.projector\.scale_layers\.(\d)\.sampling_layers\.(\d)\.layers\.",
+        r"backbone.0.projector.stages_sampling.\1.\2.",
+    ),
+    (r"^model\.backbone\.projector\.scale_layers\.(\d)\.projector_layer", r"backbone.0.projector.stages.\1.0"),
+    (r"^model\.backbone\.projector\.scale_layers\.(\d)\.layer_norm", r"backbone.0.projector.stages.\1.1"),
+    (r"\.bottlenecks\.", ".m."),
+    (r"^(backbone\.0\.projector\.stages\..*)\.conv([12])\.", r"\1.cv\2."),
+    (r"^(backbone\.0\.projector.*)\.norm\.", r"\1.bn."),
+    *RF_DETR,
+]
 RENAMES = {
     "detr": DETR,
+    "conditional_detr": CONDITIONAL,
+    "dab_detr": DAB,
+    "table-transformer": TABLE,
+    "yolos": YOLOS,
+    "lw_detr": LW_DETR,
     "deformable_detr": DEFORMABLE,
     "rt_detr": [
         *PRESNET,
@@ -232,7 +311,8 @@ RENAMES = {
 }
 # Families whose authors stack query, key and value of these attentions, and gate and up of the feed-forward part.
 STACKED = r"^(.*self_attn|.*multihead_attn)\.([qkv])_proj\.(weight|bias)$"
-VIT_STACKED = r"^(backbone\.(?:dinov3|backbone).*\.attn)\.([qkv])_proj\.(weight|bias)$"
+VIT_STACKED = r"^(backbone\.(?:dinov3|backbone|0\.encoder).*\.attn)\.([qkv])_proj\.(weight|bias)$"
+YOLOS_STACKED = r"^(backbone\.blocks.*\.attn)\.(query|key|value)\.(weight|bias)$"
 GATED = r"^(.*)\.mlp\.(gate|up)_proj\.(weight|bias)$"
 
 
@@ -248,6 +328,7 @@ def to_original(family: str, state: dict[str, torch.Tensor]) -> dict[str, torch.
     for pattern, parts, stacked in (
         (STACKED, "qkv", "{}.in_proj_{}"),
         (VIT_STACKED, "qkv", "{}.qkv.{}"),
+        (YOLOS_STACKED, ("query", "key", "value"), "{}.qkv.{}"),
         (GATED, ("gate", "up"), "{}.swish_ffn.w12.{}"),
     ):
         for name in [n for n in renamed if re.match(pattern, n)]:
@@ -255,6 +336,7 @@ def to_original(family: str, state: dict[str, torch.Tensor]) -> dict[str, torch.
                 continue
             head, _, leaf = re.match(pattern, name).groups()
             middle = ".mlp." if "gate" in parts else "."
-            keys = [f"{head}{middle}{part}_proj.{leaf}" for part in parts]
+            end = "" if "query" in parts else "_proj"
+            keys = [f"{head}{middle}{part}{end}.{leaf}" for part in parts]
             renamed[stacked.format(head, leaf)] = torch.cat([renamed.pop(key) for key in keys])
     return renamed

@@ -332,7 +332,7 @@ def _load_module(
         restore_shared_weights(module, state)
         restore_decoder_heads(module, state)
     if dilated:
-        timm.dilate_last_stage(module.model.backbone.model)
+        timm.dilate_last_stage(module)
     with_boolean_masks(module)
     return module.eval().requires_grad_(False), sorted(report.get("unexpected_keys", ()))
 

@@ -48,12 +48,13 @@ def choose(
     file: Path | str | None = None,
     stored: Mapping[int, str] | Sequence[str] = (),
     first: int | None = None,
+    published: Mapping[int, tuple[str, Sequence[str]]] | None = None,
     ref: str = "",
 ) -> tuple[dict[int, str], str]:
     """Class names by column of a head, and a note on their origin: a file, the checkpoint, or a known label set.
 
     classes: columns of the head. stored: names in the checkpoint, by id or in order. first: column of the first
-    name of a list; None where nothing tells.
+    name of a list; None where nothing tells. published: of the family's own published models, number of columns -> (title, names).
 
     Raises:
         SourceError: no names, and no set with that many classes. SpecError: a file that does not match the head.
@@ -67,10 +68,11 @@ def choose(
         if max(names) < classes and (isinstance(stored, Mapping) or len(names) >= classes - 1):
             return names, f"{len(names)} class names of the checkpoint{_start(names, classes)}"
     unfit = f"; {len(stored)} names in the checkpoint do not fit and were not used" if stored else ""
-    found = label_sets().get(classes)
+    sets = label_sets() | {count: (title, dict(enumerate(names))) for count, (title, names) in (published or {}).items()}
+    found = sets.get(classes)
     if found is not None:
         return dict(found[1]), f"class names of {found[0]}, by their number{unfit}"
-    known = ", ".join(f"{count} ({name})" for count, (name, _) in label_sets().items())
+    known = ", ".join(f"{count} ({name})" for count, (name, _) in sets.items())
     raise SourceError(
         f"'{ref}' has {classes} classes and names none, and no label set has so many; known: {known}{unfit}. "
         "Give the names with `labels=FILE`, one per line"

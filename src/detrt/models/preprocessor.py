@@ -19,7 +19,6 @@ from .. import files
 from ..errors import SourceError, SpecError
 from ..spec import LARGEST_SIDE, RESAMPLES, InputSpec
 from .families import IMAGENET_MEAN, IMAGENET_STD, Family, processors
-from .families.base import EDGES
 
 FILES = ("processor_config.json", "preprocessor_config.json")  # the order in which transformers looks for them
 FAMILY_DEFAULT = "family-default"
@@ -161,7 +160,7 @@ def _family_settings(family: Family, config: Any) -> dict[str, Any]:
         side = _one(config.image_size)
         return {"size": {"shortest_edge": side, "longest_edge": side}, "do_pad": True}
     if family.shortest_edge:
-        size: dict[str, int] = dict(EDGES["size"])
+        size = dict(zip(("shortest_edge", "longest_edge"), family.edges, strict=True))
     else:
         multiple = multiple_of(family, config)
         # RF-DETR has one size for each position table, rounded up to its windows.

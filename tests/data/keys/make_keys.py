@@ -28,6 +28,11 @@ RT_DETR_V4 = "https://github.com/RT-DETRs/RT-DETRv4 @ df4412261c6162f62aa4fb84e9
 LLMDET = "https://github.com/iSEE-Laboratory/LLMDet @ 5426efb55f2dfaf255287750f04180cf9c4994f5"
 D_FINE_SEG = "https://github.com/ArgoHA/D-FINE-seg @ 40fdf64454629fb4a7157da268d7d1732f036ba7"
 EDGECRAFTER = "https://github.com/Intellindust-AI-Lab/EdgeCrafter @ 706d037c17c1703bb97f42a35d269959b511b5be"
+CONDITIONAL = "https://github.com/Atten4Vis/ConditionalDETR @ 8ea7c3f3fff49cd287855d4f13cc12a6066bc8e9"
+DAB = "https://github.com/IDEA-Research/DAB-DETR @ 723ddb80e95dbd3c9a2e4ef68c1e0fa9319167cf"
+TABLE = "https://github.com/microsoft/table-transformer @ 16d124f616109746b7785f03085100f1f6247575"
+YOLOS = "https://github.com/hustvl/YOLOS @ 5717fc29d727dab84ad585c56457b4de1225eddc"
+LW = "https://github.com/Atten4Vis/LW-DETR @ d5e6e6c4add2d24dafb965ced8b50163c50b9788"
 RF_DETR = "https://github.com/roboflow/rf-detr @ 35ac6ab64634e188bbb0fa3fc5135132f0df45fc"
 
 # The defaults of the authors' argument parsers that their model builders read.
@@ -75,6 +80,26 @@ NEW = {
         "position_embedding_scale": 6.28,
     },
 }
+HEIRS = {**OLD, "num_queries": 300, "cls_loss_coef": 2, "ce_loss_coef": 1, "focal_alpha": 0.25}
+PATTERNS = {
+    **{"transformer_activation": "prelu", "num_patterns": 3, "random_refpoints_xy": True, "num_select": 300},
+    **{"pe_temperatureH": 20, "pe_temperatureW": 20, "batch_norm_type": "FrozenBatchNorm2d", "dilation": True},
+    **{"return_interm_layers": False, "backbone_freeze_keywords": None},
+}
+TABLES = {"backbone": "resnet18", "pre_norm": True, "num_queries": 15, "num_classes": 2, "emphasized_weights": {}}
+LARGE = {
+    **{"encoder": "vit_small", "vit_encoder_num_layers": 10, "window_block_indexes": [0, 1, 3, 6, 7, 9], "drop_path": 0.0},
+    **{"out_feature_indexes": [2, 4, 5, 9], "dec_layers": 3, "projector_scale": ["P3", "P5"], "hidden_dim": 384},
+    **{"sa_nheads": 12, "ca_nheads": 24, "dec_n_points": 4, "group_detr": 13, "two_stage": True, "lite_refpoint_refine": True},
+    **{"bbox_reparam": True, "decoder_norm": "LN", "pretrained_encoder": None, "lr_encoder": 1e-4, "num_select": 300},
+    **{"use_varifocal_loss": False, "use_position_supervised_loss": False, "ia_bce_loss": True},
+}
+TINY = {
+    **{"encoder": "vit_tiny", "vit_encoder_num_layers": 6, "window_block_indexes": [0, 2, 4], "out_feature_indexes": [1, 3, 5]},
+    **{"projector_scale": ["P4"], "hidden_dim": 256, "sa_nheads": 8, "ca_nheads": 16, "dec_n_points": 2, "num_queries": 100},
+}
+YOLOS_TI = {"backbone_name": "tiny", "pre_trained": "", "det_token_num": 100, "init_pe_size": [800, 1333], "mid_pe_size": None}
+YOLOS_S = {"backbone_name": "small", "init_pe_size": [512, 864], "mid_pe_size": [512, 864]}
 RF = {
     **{
         "vit_encoder_num_layers": 12,
@@ -100,9 +125,12 @@ RF = {
 }
 
 
-def by_arguments(root: Path, base: dict[str, Any], changes: dict[str, Any]) -> Any:
-    importlib.import_module("models.backbone").is_main_process = lambda: False  # no download of the backbone
-    return importlib.import_module("models").build_model(argparse.Namespace(**{**base, **changes}))[0]
+def by_arguments(
+    root: Path, base: dict[str, Any], changes: dict[str, Any], build: str = "build_model", part: str = "models.backbone"
+) -> Any:
+    importlib.import_module(part).is_main_process = lambda: False  # no download of the backbone
+    arguments = argparse.Namespace(use_checkpoint=False, **{**base, **changes})
+    return getattr(importlib.import_module("models"), build)(arguments)[0]
 
 
 def by_config(root: Path, package: str, config: str, names: tuple[str, ...] = ()) -> Any:
@@ -190,6 +218,17 @@ def by_mmdet(root: Path, config: str) -> Any:
 # file -> (source, folder in it, how its model is made)
 FILES: dict[str, tuple[str, str, Any]] = {
     "detr_r50": (DETR, "", lambda r: by_arguments(r, OLD, {})),
+    "conditional_detr_r50": (CONDITIONAL, "", lambda r: by_arguments(r, HEIRS, {})),
+    "dab_detr_r50_dc5_3pat": (
+        DAB,
+        "",
+        lambda r: by_arguments(r, HEIRS, PATTERNS, "build_DABDETR", "models.DAB_DETR.backbone"),
+    ),
+    "table_transformer_detection": (TABLE, "detr", lambda r: by_arguments(r, HEIRS, TABLES)),
+    "yolos_ti": (YOLOS, "", lambda r: by_arguments(r, HEIRS, YOLOS_TI)),
+    "yolos_s": (YOLOS, "", lambda r: by_arguments(r, HEIRS, {**YOLOS_TI, **YOLOS_S})),
+    "lwdetr_large": (LW, "", lambda r: by_arguments(r, HEIRS, LARGE)),
+    "lwdetr_tiny": (LW, "", lambda r: by_arguments(r, HEIRS, {**LARGE, **TINY})),
     "deformable_single_scale": (DEFORMABLE, "", lambda r: by_arguments(r, NEW, {"num_feature_levels": 1})),
     "deformable_plain": (DEFORMABLE, "", lambda r: by_arguments(r, NEW, {})),
     "deformable_refine": (DEFORMABLE, "", lambda r: by_arguments(r, NEW, {"with_box_refine": True})),

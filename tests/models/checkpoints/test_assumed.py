@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="needs the 'export' extra")
 
 import authors_files
 import torch
-from authors_files import CASES, HEADS, RF, module_of, write_file
+from authors_files import CASES, HEADS, LW, RF, module_of, write_file
 from dino_reference import keys as key_lists
 from dino_reference.weights import fill
 from key_lists import random_state
@@ -21,6 +21,7 @@ from key_lists import random_state
 from detrt.errors import ArgumentError, SourceError
 from detrt.models.checkpoints.assumed import parse_assumed, stated_text
 from detrt.models.checkpoints.loader import load
+from detrt.models.families import IMAGENET_MEAN, IMAGENET_STD
 from detrt.models.load import load_source
 from detrt.models.load_options import LoadOptions
 
@@ -49,6 +50,21 @@ OTHERS = {
     "detr heads": ("detr", FOUR, {"assume": "heads=4"}, {}),
     "detr heads in the file": ("detr", FOUR, {}, {"nheads": 4}),
     "detr activation": ("detr", {"activation_function": "gelu"}, {"assume": "activation=gelu"}, {}),
+    "conditional heads": ("conditional_detr", FOUR, {"assume": "heads=4"}, {}),
+    "conditional activation": ("conditional_detr", {"activation_function": "gelu"}, {"assume": "activation=gelu"}, {}),
+    "dab heads in the file": ("dab_detr", FOUR, {}, {"nheads": 4}),
+    "dab temperatures": (
+        "dab_detr",
+        {"temperature_height": 10000, "temperature_width": 30},
+        {"assume": "temperature_height=10000"},
+        {"pe_temperatureW": 30},
+    ),
+    "table heads": ("table-transformer", FOUR, {"assume": "heads=4"}, {}),
+    "yolos table": ("yolos", {"image_size": [800, 1120]}, {"assume": "position_table=800+1120"}, {}),
+    "yolos table in the file": ("yolos", {"image_size": [640, 480]}, {}, {"init_pe_size": [640, 480]}),
+    "yolos heads": ("yolos", {"num_attention_heads": 2}, {"assume": "heads=2"}, {}),
+    "lw_detr heads": ("lw_detr", {**LW, "decoder_cross_attention_heads": 2}, {"assume": "cross_heads=2"}, {}),
+    "lw_detr heads in the file": ("lw_detr", {**LW, "decoder_self_attention_heads": 4}, {}, {"sa_nheads": 4}),
     "deformable heads": ("deformable-plain", FOUR, {"assume": "heads=4"}, {}),
     "deformable heads in the file": ("deformable-plain", FOUR, {}, {"nheads": 4}),
     "deformable queries": ("deformable-two-stage", {"two_stage_num_proposals": 100}, {"queries": 100}, {}),
@@ -77,7 +93,7 @@ def test_a_model_that_is_not_as_published_is_read(name, file_of):
     case, changes, options, args = OTHERS[name]
     module, path, labels = file_of(case, changes, args)
     source = load_source(f"ckpt:{path}", family=CASES[case][1], labels=labels, **options)
-    side = source.spec.input.height if case == "rf_detr" else 160
+    side = {"rf_detr": source.spec.input.height, "lw_detr": 192}.get(case, 160)
     pixels = torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(3)).double()
     with torch.no_grad():
         want, got = (deepcopy(m).double()(pixel_values=pixels) for m in (module, source.module))
@@ -89,6 +105,71 @@ def test_a_model_that_is_not_as_published_is_read(name, file_of):
         assert set(options) <= set(source.provenance.options)
     if "assume" in options:
         assert source.provenance.options["assume"] == stated_text(options["assume"])
+
+
+@pytest.mark.parametrize(
+    ("case", "args", "edges", "kept"),
+    [
+        ("conditional_detr", {}, (800, 1333), 100),
+        ("dab_detr", {}, (800, 1333), 300),
+        ("dab_detr", {"num_select": 100}, (800, 1333), 100),
+        ("table-transformer", {}, (800, 1333), 12),
+        ("yolos", {}, (800, 1333), 12),
+        ("yolos", {"eval_size": 512}, (512, 853), 12),
+        ("lw_detr", {"num_select": 7}, (None, None), 7),
+    ],
+)
+def test_images_and_detections_are_those_of_the_authors_evaluation(case, args, edges, kept, file_of):
+    _, path, labels = file_of(case, {}, args)
+    spec = load_source(f"ckpt:{path}", labels=labels).spec
+    assert (spec.input.shortest_edge, spec.input.longest_edge) == edges and spec.decode.max_detections == kept
+    if case == "lw_detr":
+        assert (spec.input.resize, spec.input.height, spec.input.width) == ("stretch", 640, 640)
+    assert spec.input.mean == IMAGENET_MEAN and spec.input.std == IMAGENET_STD
+
+
+@pytest.mark.parametrize(("classes", "names", "edge"), [(2, "table, table rotated", 800), (6, "table, table column", 1000)])
+def test_a_published_table_transformer_has_its_class_names_and_size(classes, names, edge, file_of):
+    _, path, _ = file_of("table-transformer", {"num_labels": classes}, {})
+    source = load_source(f"ckpt:{path}")
+    assert ", ".join(source.spec.labels[i] for i in range(2)) == names and len(source.spec.labels) == classes
+    assert (source.spec.input.shortest_edge, source.spec.input.longest_edge) == (edge, edge)
+
+
+@pytest.mark.parametrize(
+    ("case", "args", "words"),
+    [
+        ("conditional_detr", {"dilation": True}, "dilation yes"),
+        ("dab_detr", {"dilation": True}, "dilation yes"),
+        ("table-transformer", {"dilation": True}, "dilation yes"),
+        ("conditional_detr", {}, "needs `family=conditional_detr-dc5`"),
+    ],
+)
+def test_the_stride_of_the_last_stage_is_read_from_the_settings(case, args, words, file_of):
+    _, path, labels = file_of(case, {}, args)
+    source = load_source(f"ckpt:{path}", labels=labels)
+    assert words in source.notes[0]
+    stage = next(m for m in source.module.modules() if type(m).__name__ == "ResNetBackbone").encoder.stages[-1]
+    strides = {conv.stride for conv in stage.modules() if isinstance(conv, torch.nn.Conv2d)}
+    assert ((2, 2) in strides) == (not args)
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "args", "words"),
+    [
+        ("yolos", {"image_size": [64, 96]}, {}, r"position table has 24 cells .* `assume=position_table=800\+1344`"),
+        ("yolos", {"image_size": [64, 96]}, {"init_pe_size": [64, 64]}, "position table has 24 cells .*got 64x64"),
+        ("yolos-mid", {}, {"init_pe_size": [512, 864], "mid_pe_size": [864, 512]}, "mid_pe_size = "),
+        ("lw_detr", {}, {"bbox_reparam": False}, "bbox_reparam = False"),
+        ("lw_detr", {}, {"lite_refpoint_refine": False}, "lite_refpoint_refine = False"),
+        ("table-transformer", {}, {"pre_norm": False}, "pre_norm = False"),
+        ("dab_detr", {}, {"nheads": 3}, "heads must divide its 32 channels; got 3"),
+    ],
+)
+def test_settings_that_are_not_computed_are_refused_by_name(case, changes, args, words, file_of):
+    _, path, labels = file_of(case, changes, args)
+    with pytest.raises(SourceError, match=words):
+        load_source(f"ckpt:{path}", labels=labels)
 
 
 @pytest.mark.parametrize(("args", "kept"), [({}, 12), ({"num_select": 7}, 7), ({"num_select": 20}, 20)], ids=str)

@@ -136,10 +136,8 @@ def test_files_that_are_no_checkpoints(content, name, words, save):
     ("key", "words"),
     [
         ("detr.transformer.decoder.norm.weight", "panoptic segmentation"),
-        ("transformer.decoder.layers.0.sa_qcontent_proj.weight", "Conditional DETR or DAB-DETR"),
-        ("transformer.encoder.norm.weight", "Table Transformer.*hf:microsoft/table-transformer-detection"),
-        ("backbone.det_token", "YOLOS.*hf:hustvl/yolos-tiny"),
-        ("backbone.0.encoder.blocks.3.attn.qkv.weight", "LW-DETR.*hf:AnnaZhang"),
+        ("backbone.0.encoder.res_layers.0.blocks.0.branch2a.conv.weight", "an LW-DETR with a ResNet"),
+        ("backbone.0.projector.stages_sampling.0.0.3.weight", "an LW-DETR with a map of stride 4"),
         ("encoder.backbone.blocks.0.ls1.gamma", "EoMT.*hf:tue-mps"),
         ("transformer.encoder.layers.0.attentions.0.attention_weights.weight", "of detrex; export it to ONNX"),
         ("tgt_embed.weight", "DAB-Deformable-DETR or DN-DETR"),

@@ -25,6 +25,13 @@ from detrt.models.families import formats, rf_detr
 # file -> (family by its keys, queries, classes)
 FILES = {
     "detr_r50": ("detr", 100, 91),
+    "conditional_detr_r50": ("conditional_detr", 300, 91),
+    "dab_detr_r50_dc5_3pat": ("dab_detr", 300, 91),
+    "table_transformer_detection": ("table-transformer", 15, 2),
+    "yolos_ti": ("yolos", 100, 91),
+    "yolos_s": ("yolos", 100, 91),
+    "lwdetr_large": ("lw_detr", 300, 91),
+    "lwdetr_tiny": ("lw_detr", 100, 91),
     "deformable_single_scale": ("deformable_detr", 300, 91),
     "deformable_plain": ("deformable_detr", 300, 91),
     "deformable_refine": ("deformable_detr", 300, 91),

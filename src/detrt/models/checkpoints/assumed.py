@@ -45,7 +45,7 @@ class Assumed:
     def numbers(self, name: str, published: Sequence[int], *keys: str) -> list[int]:
         """Integers, as 3+6+9."""
         text = self._take(name, _text(published), "integers such as 3+6+9", r"\d{1,6}(\+\d{1,6})*", keys)
-        return [int(part) for part in text.split("+")]
+        return [int(part) for part in text.split("+") if part]
 
     def choice(self, name: str, published: str, allowed: Sequence[str], *keys: str) -> str:
         """One of some words, which detrt computes."""

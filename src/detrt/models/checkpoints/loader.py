@@ -94,6 +94,8 @@ def load(
     report.inferred = format_.facts(settings) if format_.facts is not None else _facts(settings, dilated)
     if "size" in changes:
         report.inferred["size"] = "x".join(map(str, family.size or ()))
+    if "edges" in changes:
+        report.inferred["edges"] = "{} to {} pixels".format(*family.edges)
     module = _without_initial_weights(
         lambda: format_.build(settings, variant) if format_.build is not None else _build(family, format_, settings, ref)
     )
@@ -110,7 +112,7 @@ def load(
     if dilated:
         from .timm import dilate_last_stage
 
-        dilate_last_stage(module.model.backbone.model)  # type: ignore[union-attr,arg-type]
+        dilate_last_stage(module)
     return module.eval().requires_grad_(False), family, report
 
 
@@ -151,7 +153,8 @@ def spec_of(
         SourceError: no class names. SpecError: labels that do not fit the head.
     """
     config: Any = module.config
-    names, note = choose(int(config.num_labels), file=labels, stored=stored, first=first, ref=ref)
+    published = {count: (family.title, names) for one in family.formats for count, names in one.class_names.items()}
+    names, note = choose(int(config.num_labels), file=labels, stored=stored, first=first, published=published, ref=ref)
     report.notes.append(note)
     return make_spec(family, module, authors_input(family, module), names)
 
@@ -162,7 +165,7 @@ def _facts(settings: Mapping[str, Any], dilated: bool) -> dict[str, object]:
     facts: dict[str, object] = {"classes": settings["num_labels"]} if "num_labels" in settings else {}
     facts |= {
         "queries": settings.get("two_stage_num_proposals") if settings.get("two_stage") else settings["num_queries"],
-        "width": settings["d_model"],
+        "width": settings["d_model"] if "d_model" in settings else settings["hidden_size"],
         "encoder layers": settings.get("encoder_layers", 0),
         "decoder layers": settings["decoder_layers"],
         "levels": settings.get("num_feature_levels", 1),
@@ -188,13 +191,11 @@ def _build(family: Family, format_: Format, settings: dict[str, Any], ref: str) 
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING
 
-    backbone = dict(settings.pop("backbone_config"))
     try:
-        inner = CONFIG_MAPPING[backbone.pop("model_type")](**backbone)
-        if family.text:
-            text = dict(settings.pop("text_config"))
-            settings["text_config"] = CONFIG_MAPPING[text.pop("model_type")](**text)
-        config = CONFIG_MAPPING[family.model_type](backbone_config=inner, **settings)
+        for part in {"backbone_config", "text_config"} & set(settings):
+            inner = dict(settings[part])
+            settings[part] = CONFIG_MAPPING[inner.pop("model_type")](**inner)
+        config = CONFIG_MAPPING[family.model_type](**settings)
         config._attn_implementation = "eager"
         with torch.random.fork_rng(devices=[]):
             if format_.model is not None:

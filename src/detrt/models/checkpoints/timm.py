@@ -94,14 +94,16 @@ def is_dilated(config: Mapping[str, Any], timm_config: Mapping[str, Any]) -> boo
     return bool(config.get("dilation")) or stride == 16
 
 
-def dilate_last_stage(backbone: nn.Module) -> None:
-    """Turn the last stage's stride into dilation (the "DC5" models), in place.
+def dilate_last_stage(detector: nn.Module) -> None:
+    """Turn the stride of the last stage of a detector's ResNet into dilation (the "DC5" models), in place.
 
     The stage's first 3x3 convolution, which had the stride, keeps dilation 1, and all later ones get 2:
     the rule of timm's `output_stride=16` and of torchvision's `replace_stride_with_dilation`.
     """
     from torch import nn
+    from transformers import ResNetBackbone
 
+    backbone = next(part for part in detector.modules() if isinstance(part, ResNetBackbone))
     dilation = 1
     for block in backbone.encoder.stages[-1].layers:  # type: ignore[union-attr]
         for conv in block.modules():

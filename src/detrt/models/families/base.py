@@ -7,7 +7,7 @@ defaults for a folder without a preprocessor file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +109,8 @@ class Format:
     facts: the sizes that people know a model by, from the settings.
     values: gives tensors in the module's form instead of the file's.
     prepare: changes the module, in place, before the weights are copied; finish and check come after it.
-    names_start: gives the column of the head that the first of a file's class names is for.
+    names_start: gives the column of the head that the first of a file's class names is for. class_names: number of classes -> those of the
+        published models.
     """
 
     name: str
@@ -128,6 +129,7 @@ class Format:
     finish: Callable[[nn.Module], None] | None = None
     check: Callable[[nn.Module, Shapes], None] | None = None
     names_start: Callable[[StateFile], int] | None = None
+    class_names: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
 
 # Names that one run of a model with a list of classes takes; its head has no limit of its own.
@@ -175,7 +177,7 @@ class Family:
     mask: the model takes a padding mask, so images of different sizes share a batch. no_mask: what it is that takes none.
     dynamic: height and width can be symbolic; otherwise `fixed_reason` says why not.
     multiple_of: a fixed number, or the name of the rule in `preprocessor.multiple_of` that reads it from the config.
-    shortest_edge: default resize keeps the aspect ratio (800, at most 1333), else stretches to `size` (height, width); None is the
+    shortest_edge: default resize keeps the aspect ratio, by the shortest and longest edges of `edges`, else stretches to `size` (height, width); None is the
         size of the position table, or the `image_size` of the config.
     normalize: pixels are normalised by ImageNet. normalize_differs: not in all of its models.
     queries: config attributes that may hold the number of queries, first present and positive wins; of a pair, the second attribute
@@ -222,6 +224,7 @@ class Family:
     fixed_reason: str = ""
     multiple_of: int | str = 1
     shortest_edge: bool = False
+    edges: tuple[int, int] = (800, 1333)
     size: tuple[int, int] | None = (640, 640)
     normalize: bool = True
     normalize_differs: bool = False

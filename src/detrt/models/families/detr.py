@@ -13,105 +13,119 @@ from .sizes import TINY_DETR, tiny_resnet
 from .sizes import resnet as published_resnet
 
 HEADS = 8  # of every published model
-RESNET = (
-    ("backbone.0.body.conv1.@", "model.backbone.model.embedder.embedder.convolution.@"),
-    ("backbone.0.body.bn1.@", "model.backbone.model.embedder.embedder.normalization.@"),
-    *(
-        line
-        for stage in range(4)
-        for line in (
-            (
-                f"backbone.0.body.layer{stage + 1}.#.downsample.0.@",
-                f"model.backbone.model.encoder.stages.{stage}.layers.#.shortcut.convolution.@",
-            ),
-            (
-                f"backbone.0.body.layer{stage + 1}.#.downsample.1.@",
-                f"model.backbone.model.encoder.stages.{stage}.layers.#.shortcut.normalization.@",
-            ),
-            *(
-                (
-                    f"backbone.0.body.layer{stage + 1}.#.{old}{number + 1}.@",
-                    f"model.backbone.model.encoder.stages.{stage}.layers.#.layer.{number}.{new}.@",
-                )
-                for number in range(3)
-                for old, new in (("conv", "convolution"), ("bn", "normalization"))
-            ),
-        )
-    ),
-)
 
 
-def decoder_layer(cross_norm: str, final_norm: str) -> Table:
-    """The layers of DETR's decoder but for the cross-attention, with the names of its last two norms in transformers."""
+def resnet_table(target: str) -> Table:
+    """torchvision's ResNet as the first part of a backbone, and `target`, transformers' own."""
+    lines = [("conv1.@", "embedder.embedder.convolution.@"), ("bn1.@", "embedder.embedder.normalization.@")]
+    for stage in range(4):
+        old, new = f"layer{stage + 1}.#", f"encoder.stages.{stage}.layers.#"
+        for kind, word in ((0, "convolution"), (1, "normalization")):
+            lines.append((f"{old}.downsample.{kind}.@", f"{new}.shortcut.{word}.@"))
+        for number in range(3):
+            lines.append((f"{old}.conv{number + 1}.@", f"{new}.layer.{number}.convolution.@"))
+            lines.append((f"{old}.bn{number + 1}.@", f"{new}.layer.{number}.normalization.@"))
+    return tuple((f"backbone.0.body.{old}", f"{target}.{new}") for old, new in lines)
+
+
+RESNET = resnet_table("model.backbone.model")
+
+
+def decoder_layer(cross_norm: str, final_norm: str, output: str = "o_proj", feed_forward: str = "mlp.") -> Table:
+    """The layers of DETR's decoder but for the cross-attention, with the names of its last two norms in transformers, and of those parts
+    that `encoder` takes as well."""
     old, new = "transformer.decoder.layers.#", "model.decoder.layers.#"
     return (
         (f"{old}.self_attn.in_proj_@", f"{new}.self_attn.{{q,k,v}}_proj.@"),
-        (f"{old}.self_attn.out_proj.@", f"{new}.self_attn.o_proj.@"),
-        (f"{old}.linear1.@", f"{new}.mlp.fc1.@"),
-        (f"{old}.linear2.@", f"{new}.mlp.fc2.@"),
+        (f"{old}.self_attn.out_proj.@", f"{new}.self_attn.{output}.@"),
+        (f"{old}.linear1.@", f"{new}.{feed_forward}fc1.@"),
+        (f"{old}.linear2.@", f"{new}.{feed_forward}fc2.@"),
         (f"{old}.norm1.@", f"{new}.self_attn_layer_norm.@"),
         (f"{old}.norm2.@", f"{new}.{cross_norm}.@"),
         (f"{old}.norm3.@", f"{new}.{final_norm}.@"),
     )
 
 
+def encoder(output: str = "o_proj", feed_forward: str = "mlp.") -> Table:
+    """The input projection and the encoder, with the names of two parts in transformers' module."""
+    old, new = "transformer.encoder.layers.#", "model.encoder.layers.#"
+    return (
+        ("input_proj.@", "model.input_projection.@"),
+        (f"{old}.self_attn.in_proj_@", f"{new}.self_attn.{{q,k,v}}_proj.@"),
+        (f"{old}.self_attn.out_proj.@", f"{new}.self_attn.{output}.@"),
+        (f"{old}.linear1.@", f"{new}.{feed_forward}fc1.@"),
+        (f"{old}.linear2.@", f"{new}.{feed_forward}fc2.@"),
+        (f"{old}.norm1.@", f"{new}.self_attn_layer_norm.@"),
+        (f"{old}.norm2.@", f"{new}.final_layer_norm.@"),
+    )
+
+
+def cross_attention(output: str = "o_proj") -> Table:
+    old, new = "transformer.decoder.layers.#.multihead_attn", "model.decoder.layers.#.encoder_attn"
+    return ((f"{old}.in_proj_@", f"{new}.{{q,k,v}}_proj.@"), (f"{old}.out_proj.@", f"{new}.{output}.@"))
+
+
+QUERIES = ("query_embed.weight", "model.query_position_embeddings.weight")
 TABLE = (
     *RESNET,
-    ("input_proj.@", "model.input_projection.@"),
-    ("query_embed.weight", "model.query_position_embeddings.weight"),
-    ("transformer.encoder.layers.#.self_attn.in_proj_@", "model.encoder.layers.#.self_attn.{q,k,v}_proj.@"),
-    ("transformer.encoder.layers.#.self_attn.out_proj.@", "model.encoder.layers.#.self_attn.o_proj.@"),
-    ("transformer.encoder.layers.#.linear1.@", "model.encoder.layers.#.mlp.fc1.@"),
-    ("transformer.encoder.layers.#.linear2.@", "model.encoder.layers.#.mlp.fc2.@"),
-    ("transformer.encoder.layers.#.norm1.@", "model.encoder.layers.#.self_attn_layer_norm.@"),
-    ("transformer.encoder.layers.#.norm2.@", "model.encoder.layers.#.final_layer_norm.@"),
+    *encoder(),
+    QUERIES,
     *decoder_layer("encoder_attn_layer_norm", "final_layer_norm"),
-    (
-        "transformer.decoder.layers.#.multihead_attn.in_proj_@",
-        "model.decoder.layers.#.encoder_attn.{q,k,v}_proj.@",
-    ),
-    (
-        "transformer.decoder.layers.#.multihead_attn.out_proj.@",
-        "model.decoder.layers.#.encoder_attn.o_proj.@",
-    ),
+    *cross_attention(),
     ("transformer.decoder.norm.@", "model.decoder.layernorm.@"),
     ("class_embed.@", "class_labels_classifier.@"),
     ("bbox_embed.layers.#.@", "bbox_predictor.layers.#.@"),
 )
 
 
+def has_encoder(keys: set[str]) -> bool:
+    """Whether keys are those of a DETR or of one of its successors with the same encoder."""
+    return {"transformer.encoder.layers.0.self_attn.in_proj_weight", "class_embed.weight", "input_proj.weight"} <= keys
+
+
+PRE_NORM = "transformer.encoder.norm.weight"  # of a DETR that normalises before each layer
+CONDITIONAL = "transformer.decoder.layers.0.sa_qcontent_proj.weight"  # of Conditional DETR and DAB-DETR
+
+
 def recognise(keys: set[str]) -> str | None:
-    marks = {
-        "query_embed.weight",
-        "transformer.encoder.layers.0.self_attn.in_proj_weight",
-        "class_embed.weight",
-    }
-    return "detr" if marks <= keys else None
+    others = {PRE_NORM, CONDITIONAL}
+    return "detr" if has_encoder(keys) and QUERIES[0] in keys and not others & keys else None
 
 
 def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport) -> dict[str, Any]:
     """transformers config fields, and what they were read from."""
+    assumed.need("DETR", pre_norm=False)
+    found = transformer(shapes, assumed, variant, report, QUERIES[0])
+    return {**found, "num_labels": found["num_labels"] - 1, "activation_function": activation(assumed)}
+
+
+def activation(assumed: Assumed) -> str:
+    return assumed.choice("activation", "relu", ACTIVATIONS)
+
+
+def transformer(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport, queries: str) -> dict[str, Any]:
+    """Config fields of DETR and of its successors with the same encoder. queries: key of their embedding. "num_labels" is the number of
+    the head's columns."""
     backbone = resnet(shapes, "backbone.0.body.")
     decoder = "transformer.decoder.layers."
     dilated = variant.endswith("-dc5") or bool(assumed.args.get("dilation"))
     if not dilated and "dilation" not in assumed.args:
-        report.notes.append("stride 32 assumed: a DC5 file has the same keys and needs `family=detr-dc5`")
-    assumed.need("DETR", pre_norm=False)
-    heads = assumed.number("heads", HEADS, "nheads", divides=shapes.size("query_embed.weight", 1))
-    found = {
+        report.notes.append(f"stride 32 assumed: a DC5 file has the same keys and needs `family={variant}-dc5`")
+    width = shapes.size("input_proj.weight")
+    heads = assumed.number("heads", HEADS, "nheads", divides=width)
+    return {
         "backbone_config": {**backbone, "out_features": ["stage4"]},
-        "num_labels": shapes.size("class_embed.weight") - 1,
-        "num_queries": shapes.size("query_embed.weight"),
-        "d_model": shapes.size("query_embed.weight", 1),
+        "num_labels": shapes.size("class_embed.weight"),
+        "num_queries": shapes.size(queries),
+        "d_model": width,
         "encoder_layers": shapes.count("transformer.encoder.layers.#."),
         "decoder_layers": shapes.count(f"{decoder}#."),
         "encoder_ffn_dim": shapes.size("transformer.encoder.layers.0.linear1.weight"),
         "decoder_ffn_dim": shapes.size(f"{decoder}0.linear1.weight"),
         "encoder_attention_heads": heads,
         "decoder_attention_heads": heads,
-        "activation_function": assumed.choice("activation", "relu", ACTIVATIONS),
+        "dilation": dilated,
     }
-    return {**found, "dilation": dilated}
 
 
 FORMAT = Format("detr", ("facebookresearch DETR",), recognise, settings, TABLE)

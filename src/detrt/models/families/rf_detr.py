@@ -10,7 +10,7 @@ from ..checkpoints.assumed import Assumed
 from ..checkpoints.key_map import LoadReport, Table
 from ..checkpoints.shapes import Shapes
 from .base import ATTENDS_BY_MASK, EDGES, MASK_CLASS, Family, Format, Processor, RandomModel
-from .detr import decoder_layer
+from .lw_detr import CROSS_HEAD, DECODER, SELF_HEAD, projector_table
 from .sizes import TINY_LW
 
 if TYPE_CHECKING:
@@ -33,29 +33,10 @@ TABLE = (
     (f"{_ENCODER}.encoder.layer.#.**", f"{_LAYER}.**"),
     (f"{_ENCODER}.embeddings.**", "model.backbone.backbone.embeddings.**"),
     (f"{_ENCODER}.layernorm.@", "model.backbone.backbone.layernorm.@"),
-    *(
-        (f"{_PROJECTOR}.0.{inner}cv{n}.{old}.@", f"{_SCALE}.projector_layer.{new_inner}conv{n}.{new}.@")
-        for inner, new_inner in (("", ""), ("m.#.", "bottlenecks.#."))
-        for n in (1, 2)
-        for old, new in (("conv", "conv"), ("bn", "norm"))
-    ),
-    (f"{_PROJECTOR}.1.@", f"{_SCALE}.layer_norm.@"),
-    *decoder_layer("cross_attn_layer_norm", "layer_norm"),
-    ("transformer.decoder.layers.#.cross_attn.@.@", "model.decoder.layers.#.cross_attn.@.@"),
-    ("transformer.decoder.norm.@", "model.decoder.layernorm.@"),
-    ("transformer.decoder.ref_point_head.**", "model.decoder.ref_point_head.**"),
-    ("transformer.enc_output.#.@", "model.enc_output.#.@"),
-    ("transformer.enc_output_norm.#.@", "model.enc_output_norm.#.@"),
-    ("transformer.enc_out_class_embed.**", "model.enc_out_class_embed.**"),
-    ("transformer.enc_out_bbox_embed.**", "model.enc_out_bbox_embed.**"),
-    ("refpoint_embed.weight", "model.reference_point_embed.weight"),
-    ("query_feat.weight", "model.query_feat.weight"),
-    ("class_embed.@", "class_embed.@"),
-    ("bbox_embed.**", "bbox_embed.**"),
+    *projector_table(_PROJECTOR, _SCALE),
+    *DECODER,
 )
 SKIPPED = {"_kp_active_mask": "which keypoints a class has; a model with keypoints has more tensors"}  # rfdetr since 1.8
-# Channels of a head of self-attention and of cross-attention, of every published model.
-SELF_HEAD, CROSS_HEAD = 32, 16
 # (patch size, side of the position table) -> windows along a side, where other models of that patch size have others.
 WINDOWS = {(20, 35): 1, (12, 26): 1}  # XL, Seg nano
 MASK_BLOCK = (("dwconv", "depthwise_conv"), ("norm", "layernorm"), ("pwconv1", "pointwise_conv"))
