@@ -56,7 +56,7 @@ def test_engines_of_before_the_first_release_are_refused(bundle):
     text = path.read_text(encoding="utf-8")
     assert text.count('"runtime_version"') == 1
     path.write_text(text.replace('"runtime_version"', '"tensorrt_version"'), encoding="utf-8")
-    with pytest.raises(SpecError, match=r"tensorrt_version.*'detrt build'.*`targets=tensorrt-rtx`"):
+    with pytest.raises(SpecError, match=r"tensorrt_version.*`build\(.*/model.onnx, output=.*, targets=tensorrt-rtx\)`"):
         Bundle.open(bundle.folder)
 
 

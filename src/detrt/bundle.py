@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -125,15 +125,16 @@ class EngineFacts:
         return low or (Precision.TF32 if self.options.get("tf32") else Precision.FP32)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> EngineFacts:
+    def from_dict(cls, data: Mapping[str, Any], again: str = "") -> EngineFacts:
+        """again: what is to be built again where another version wrote them, and how."""
         if not isinstance(data, Mapping):
             raise SpecError(f"engine facts must be a JSON object; got {data!r}")
         known = {f.name for f in fields(cls)}
         unknown = set(data) - known
         if unknown:
             raise SpecError(
-                f"engine facts have unknown fields {sorted(unknown)}; allowed: {sorted(known)}. Another version of detrt wrote them: build "
-                f"the bundle again with 'detrt build', from its checkpoint or its ONNX file, with `targets={data.get('target', 'NAME')}`"
+                f"engine facts have unknown fields {sorted(unknown)}; allowed: {sorted(known)}. Another version of detrt wrote them; build "
+                f"{again or 'the engine again with detrt build'}"
             )
         try:
             facts = cls(**data)
@@ -256,7 +257,9 @@ class Bundle:
         try:
             entries = []
             for row in data["files"]:
-                engine = None if row.get("engine") is None else EngineFacts.from_dict(row["engine"])
+                engine = None
+                if row.get("engine") is not None:
+                    engine = EngineFacts.from_dict(row["engine"], _again(folder, data["files"], row["engine"]))
                 entry = BundleFile(row["kind"], row["path"], row["sha256"], row["size"], engine)
                 _check_types(f"'{path}': files", entry, _FILE_TYPES)
                 entries.append(entry)
@@ -298,6 +301,14 @@ class Bundle:
             check_digest(path, entry.sha256, entry.size)
             if before is not None:
                 self._compared[entry.path] = before
+
+
+def _again(folder: Path, rows: Sequence[Mapping[str, Any]], facts: Any) -> str:
+    """What builds a file of a bundle again, from the graph beside it, whose name another version may have chosen."""
+    graph = next((row["path"] for row in rows if row["kind"] == "onnx"), "model.onnx")
+    target = facts.get("target", "NAME") if isinstance(facts, Mapping) else "NAME"
+    target = str(target).removesuffix("-cpu").removesuffix("-cuda")
+    return f"the bundle again: `build({folder / graph}, output={folder}, targets={target})`"
 
 
 @contextlib.contextmanager
@@ -351,10 +362,9 @@ def _move_in(temporary: Path, place: Path) -> None:
         _settle(place)
         old, new = _readable(place), Bundle.open(temporary)
         moved = {path.name for path in temporary.iterdir()} - {MANIFEST}
-        stale: set[str] = set()
+        own = old.names() if old is not None else _names_of_unread(place)
+        stale = {name for name in own - new.names() - moved if Path(name).name == name}
         if old is not None:
-            own = old.names()
-            stale = {name for name in own - new.names() - moved if Path(name).name == name}
             for name in sorted(moved - own):
                 if os.path.lexists(place / name):
                     raise OutputError(f"cannot write '{place / name}': a file that is not of this bundle has that name; move it")
@@ -397,7 +407,7 @@ def _settle(place: Path) -> None:
                 files.remove(place / Path(name).name)
             for path in folder.iterdir():
                 if path.name not in (MANIFEST, _STALE):
-                    with files.writing(place / path.name) as temporary:
+                    with files.writing(place / path.name, may_be_read=True) as temporary:  # a graph that is built from
                         _link(path, temporary)
         if any(_GENERATION.fullmatch(name) for name in named):
             _named(bundle, place, _own_name).save()
@@ -433,6 +443,15 @@ def _readable(folder: Path) -> Bundle | None:
         return Bundle.open(folder)
     except SpecError:
         return None
+
+
+def _names_of_unread(folder: Path) -> set[str]:
+    """`Bundle.names` of a manifest that another version wrote, as far as it says them; what is damaged says none."""
+    try:
+        rows = [row for row in read_json(folder / MANIFEST)["files"] if isinstance(row["path"], str)]
+        return {name for row in rows for name in (row["path"], *[f"{row['path']}.json"] * bool(row.get("engine")))}
+    except (SpecError, KeyError, TypeError, AttributeError):
+        return set()
 
 
 class _Closable(Protocol):

@@ -219,8 +219,10 @@ def _is_text(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def writing(path: Path | str) -> Iterator[Path]:
+def writing(path: Path | str, *, may_be_read: bool = False) -> Iterator[Path]:
     """Give an empty temporary file beside `path`; rename it to `path` if the block succeeds, else remove it. A device or a pipe is given itself.
+
+    may_be_read: files that are kept (`keeping`) are replaced as well: by their own content, or with all that belongs to them.
 
     What was written is on the disk before it has its name, so that a power cut leaves the old content or the new. The block writes the
     file and does not replace it: a lock on it tells others that it is in use. What a killed process left of it is removed by the next one.
@@ -229,7 +231,7 @@ def writing(path: Path | str) -> Iterator[Path]:
         OutputError: the folder cannot be written, the disk is full, or the file is kept (`keeping`).
     """
     path = Path(path)
-    if os.path.realpath(path) in _kept and not _is_stream(path):
+    if not may_be_read and os.path.realpath(path) in _kept and not _is_stream(path):
         raise OutputError(f"'{path}' is read and would be replaced; give another output path")
     if not path.name:  # "." and "/", which have no name to put another beside
         raise OutputError(_FOLDER.format(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -105,6 +106,8 @@ def build(
             raise OutputError(f"it is not said where the bundle goes; give a folder with `output`, such as {example}")
         output = model
     grows = held is not None and Path(output).is_dir() and os.path.samefile(model, output)
+    if held is None and Path(model).is_file() and Path(output).is_dir() and os.path.samefile(Path(model).parent, output):
+        _check_graph_stays(Path(output), precision)
     plan, jobs, warnings = _planned(model, held, grows, _configs(targets, str(model)), export, precision, load)
     with writing_bundle(output) as folder:
         work = _GraphWork(folder, plan.precision, progress or (lambda stage, fraction, text: None), warnings)
@@ -163,7 +166,8 @@ def _planned(
     if unknown := [one for one in configs if not any(target.takes(one) for target in rows.TARGETS)]:
         raise EngineError(f"no backend builds from {unknown[0]!r}; give the config of one, such as EngineConfig()")
     if held is not None and grows:
-        _check_addition(held, precision, adds=any(job.builder.adds(job.configs) for job in jobs))
+        _check_graph_stays(held.folder, precision)
+        _check_addition(held, adds=any(job.builder.adds(job.configs) for job in jobs))
     if precision.target == Precision.INT8 and precision.qdq_placement is None:
         wanted = (job.target.placement for job in jobs if job.target.placement)
         precision = replace(precision, qdq_placement=next(wanted, PLACEMENTS[0]))
@@ -206,17 +210,17 @@ def _bundle_at(folder: Path) -> Bundle | None:
     return Bundle.open(folder)
 
 
-def _check_addition(bundle: Bundle, precision: PrecisionConfig, *, adds: bool) -> None:
-    """Refuse what cannot be added to a bundle.
-
-    Raises:
-        ExportError: another precision of its graph, or nothing to add.
-    """
+def _check_graph_stays(folder: Path, precision: PrecisionConfig) -> None:
+    """Raise ExportError for another precision of the graph of a bundle, which is built from and would be replaced."""
     if precision.target != Precision.FP32:
         raise ExportError(
-            f"`precision={precision.precision}` changes the graph, and the engines of '{bundle.folder}' were built from the one "
+            f"`precision={precision.precision}` changes the graph, and the engines of '{folder}' were built from the one "
             "it has; build another bundle with `output=FOLDER`"
         )
+
+
+def _check_addition(bundle: Bundle, *, adds: bool) -> None:
+    """Raise ExportError where nothing is added to a bundle."""
     if not adds:
         *others, graph = builds()
         raise ExportError(
@@ -430,7 +434,7 @@ def _origin(path: Path) -> Provenance:
     from .models.source import versions
 
     sha256 = files.sha256_of(path)
-    if (path.parent / MANIFEST).is_file():
+    with contextlib.suppress(SpecError):  # no bundle, or one of another version, from whose graph it is built again
         bundle = Bundle.open(path.parent)
         if any(entry.path == path.name and entry.sha256 == sha256 for entry in bundle.of_kind("onnx")):
             return bundle.provenance

@@ -131,8 +131,33 @@ def test_a_bundle_grows(cli, place):
     cli.refused("build", "bundle", "--target", "tensorrt-rtx", "--sm", 80, names="bundle/model.onnx", advice="build it again")
     write_onnx(place / "bundle/model.onnx")
     assert snapshot(place) == before
-    cli("build", "bundle/model.onnx", "-o", "bundle", "--target", "onnx")
-    assert len(Bundle.open("bundle").files) == 3, "engines of the same graph stay"
+    before = snapshot(place)
+    for _ in range(2):
+        cli("build", "bundle/model.onnx", "-o", "bundle", "--target", "onnx")
+        assert len(Bundle.open("bundle").files) == 3, "engines of the same graph stay"
+        assert snapshot(place).keys() == before.keys(), "folders of a replacement are left"
+    half = ("build", "bundle/model.onnx", "-o", "bundle", "--precision", "fp16")
+    cli.refused(*half, names="'bundle'", advice="another bundle with -o FOLDER")
+
+
+def test_a_bundle_of_another_version_is_built_again_as_the_refusal_says(cli, place):
+    path = place / "bundle" / "detrt.json"
+    manifest = json.loads(path.read_text("utf-8"))
+    row = {"kind": "engine", "path": "model.engine", "sha256": "", "size": 0}
+    manifest["files"].append({**row, "engine": {"target": "onnx", "tensorrt_version": "1"}})
+    path.write_text(json.dumps(manifest))
+    for name in ("model.engine", "model.engine.json", "mine.txt"):
+        (place / "bundle" / name).write_text("")
+    said = cli.refused("detect", "bundle", "in", names="tensorrt_version", advice="detrt build bundle/model.onnx")
+    command = said[said.index("detrt build") :].split()
+    assert command == ["detrt", "build", "bundle/model.onnx", "-o", "bundle", "--target", "onnx"]
+    cli(*command[1:])
+    assert len(cli("detect", "bundle", "in", "--json", "-", "-q").lines) == 2
+    assert {path.name for path in (place / "bundle").iterdir()} == {"detrt.json", "model.onnx", "mine.txt"}
+    kept = Bundle.open("bundle").provenance.options
+    assert {name: kept[name] for name in ("export", "loading") if name in kept} == {
+        name: value for name, value in manifest["provenance"]["options"].items() if name in ("export", "loading")
+    }
 
 
 @pytest.mark.parametrize(
