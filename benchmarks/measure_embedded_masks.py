@@ -20,10 +20,11 @@ import numpy as np
 from detrt.backends.base import Session
 from detrt.data.matching import gate_for, match
 from detrt.data.scenes.scene import write_dataset
-from detrt.detections import Detections, Masks
+from detrt.detections import Detections
 from detrt.detector import Detector
 from detrt.evaluation.coco import BBOX, SEGM, Row, read_dataset, score_rows
 from detrt.evaluation.models import open_side
+from detrt.tasks.masks import Masks
 
 REFERENCE = "PyTorch"
 PRECISIONS = ("fp16", "bf16", "int8", "fp8")

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from detrt.data.masks import encode_masks
+from detrt.tasks.masks import encode_masks
 
 SIZE, COUNT, REPEATS = (1080, 1920), 100, 5
 

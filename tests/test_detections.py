@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from detrt.detections import Detections, Masks, box_iou, cxcywh_to_xyxy
+from detrt.detections import Detections, box_iou, cxcywh_to_xyxy
 from detrt.errors import MissingPackageError
+from detrt.tasks.masks import Masks
 
 THREE = Detections(
     [[0, 0, 10, 20], [5, 5, 6, 7], [1, 2, 3.5, 4]],

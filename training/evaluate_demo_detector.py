@@ -18,10 +18,10 @@ from demo_data import resize
 from evaluation import TOP_K, coco_scores, coco_truth, evaluate_folder, result_row
 from torch import Tensor, nn
 
-from detrt.data.masks import encode_masks
 from detrt.data.scenes.scene import CLASSES, Scene
 from detrt.models.families import BY_NAME
 from detrt.models.source import auto_class
+from detrt.tasks.masks import encode_masks
 
 
 @torch.no_grad()

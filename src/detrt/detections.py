@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import MissingPackageError
+from .tasks import TASKS, Task
+from .tasks.masks import Masks, equal
 
 if TYPE_CHECKING:
     import pandas
@@ -34,130 +36,6 @@ def box_iou(a: NDArray, b: NDArray) -> NDArray:
     area_b = np.prod(np.clip(b[:, 2:] - b[:, :2], 0, None), axis=-1)
     union = area_a[:, None] + area_b[None, :] - inter
     return np.divide(inter, union, out=np.zeros_like(inter), where=union > 0)
-
-
-def _equal(a: object, b: object) -> bool:
-    """Whether two values are the same, arrays in all of their elements, also inside of tuples and of the classes below."""
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.array_equal(a, b)
-    if isinstance(a, tuple) and isinstance(b, tuple):
-        return len(a) == len(b) and all(map(_equal, a, b))
-    return a == b
-
-
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Masks:
-    """The masks of the objects of one image, run-length encoded: a few kilobytes each, where pixels of a photograph take millions.
-
-    counts: of each mask the lengths of its runs, of zeros and of ones in turn, zeros first, column by column, as in COCO.
-    size_hw: of the image in pixels.
-    """
-
-    counts: tuple[NDArray[np.int64], ...]
-    size_hw: tuple[int, int]
-
-    def __len__(self) -> int:
-        return len(self.counts)
-
-    def __repr__(self) -> str:
-        height, width = self.size_hw
-        return f"<Masks: {len(self)} of {height}x{width} pixels>"
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Masks):
-            return NotImplemented
-        return self.size_hw == other.size_hw and _equal(self.counts, other.counts)
-
-    @property
-    def areas(self) -> NDArray[np.int64]:
-        """(n,) pixels of each mask."""
-        return np.array([counts[1::2].sum() for counts in self.counts], np.int64)
-
-    def take(self, indices: Sequence[int] | NDArray) -> Masks:
-        """The masks at these indices, in this order."""
-        return Masks(tuple(self.counts[i] for i in indices), self.size_hw)
-
-    @classmethod
-    def from_array(cls, pixels: NDArray) -> Masks:
-        """Masks of an array (n, height, width), zero outside the objects."""
-        size = (int(pixels.shape[1]), int(pixels.shape[2]))
-        counts = []
-        for mask in pixels:
-            column_by_column = np.concatenate([[False], mask.T.reshape(-1) != 0])
-            ends = np.flatnonzero(column_by_column[1:] != column_by_column[:-1])
-            counts.append(np.diff(np.concatenate([[0], ends, [mask.size]])).astype(np.int64))
-        return cls(tuple(counts), size)
-
-    @classmethod
-    def from_coco(cls, rows: Sequence[Mapping[str, Any]], size_hw: tuple[int, int]) -> Masks:
-        """Masks of an image from their compressed form, see `to_coco`."""
-        return cls(tuple(_expanded(row["counts"]) for row in rows), size_hw)
-
-    def to_array(self) -> NDArray[np.bool_]:
-        """(n, height, width) pixels of all masks; n * height * width bytes."""
-        height, width = self.size_hw
-        pixels = np.zeros((len(self), width, height), bool)
-        for mask, counts in zip(pixels, self.counts, strict=True):
-            mask.reshape(-1)[:] = np.repeat(np.arange(len(counts)) % 2 == 1, counts)
-        return pixels.transpose(0, 2, 1)
-
-    def to_coco(self) -> list[dict[str, Any]]:
-        """The compressed form of COCO, as pycocotools reads it: {"size": [height, width], "counts": "..."}."""
-        return [{"size": list(self.size_hw), "counts": text} for text in _compressed(self.counts)]
-
-
-def _compressed(masks: Sequence[NDArray[np.int64]]) -> list[str]:
-    """Run lengths as texts, after `rleToString` of pycocotools: differences to the run but one before, six bits a letter.
-
-    All masks in one pass: a hundred small ones would take ten times as long one by one.
-    """
-    if not masks:
-        return []
-    rest = np.concatenate(masks)
-    stops = np.cumsum([len(counts) for counts in masks])
-    index = np.arange(len(rest)) - np.repeat(stops - [len(counts) for counts in masks], [len(counts) for counts in masks])
-    rest[2:] -= np.where(index[2:] > 2, rest[:-2], 0)
-    letters = []
-    open_ = np.ones(len(rest), bool)
-    while open_.any():
-        low, rest = rest & 31, rest >> 5
-        more = np.where(low & 16, rest != -1, rest != 0)
-        letters.append(np.where(open_, low + 48 + 32 * more, 0).astype(np.uint8))
-        open_ &= more
-    table = np.stack(letters, 1)
-    text = table[table > 0].tobytes().decode("ascii")
-    ends = np.cumsum((table > 0).sum(1))[stops - 1].tolist()
-    return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def _expanded(text: str) -> NDArray[np.int64]:
-    """Run lengths from their text; the reverse of `_compressed`."""
-    letters = np.frombuffer(text.encode("ascii"), np.uint8).astype(np.int64) - 48
-    ends = np.flatnonzero(letters & 32 == 0) + 1
-    starts = np.concatenate([[0], ends[:-1]])
-    shifts = 5 * (np.arange(len(letters)) - np.repeat(starts, ends - starts))
-    counts = np.add.reduceat((letters & 31) << shifts, starts)
-    counts -= np.where(letters[ends - 1] & 16, 32 << shifts[ends - 1], 0)
-    for first in (1, 2):
-        counts[first::2] = np.cumsum(counts[first::2])
-    return counts
-
-
-def mask_iou(a: Masks, b: Masks) -> NDArray[np.float64]:
-    """Pairwise IoU of masks of one image size: n and m masks -> (n, m). Two empty masks have IoU 1."""
-    if a.size_hw != b.size_hw:
-        raise ValueError(f"masks of images of different sizes have no IoU; got {a.size_hw} and {b.size_hw}")
-    inter = np.zeros((len(a), len(b)))
-    ends = [np.concatenate([[0], np.cumsum(counts)]) for counts in b.counts]
-    # How many pixels of a mask of b lie before a position: linear between the ends of its runs.
-    before = [np.concatenate([[0], np.cumsum(np.where(np.arange(len(c)) % 2, c, 0))]) for c in b.counts]
-    for row, counts in zip(inter, a.counts, strict=True):
-        edges = np.cumsum(counts)
-        starts, stops = edges[0 : len(edges) // 2 * 2 : 2], edges[1::2]
-        for j, (position, pixels) in enumerate(zip(ends, before, strict=True)):
-            row[j] = (np.interp(stops, position, pixels) - np.interp(starts, position, pixels)).sum()
-    union = a.areas[:, None] + b.areas[None] - inter
-    return np.divide(inter, union, out=np.ones_like(inter), where=union > 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -244,17 +122,17 @@ class Detections:
             )
         if self.phrase_spans is not None and len(self.phrase_spans) != len(boxes):
             raise ValueError(f"phrase_spans must have the length {len(boxes)} of boxes; got {len(self.phrase_spans)}")
-        if self.masks is not None and (len(self.masks), self.masks.size_hw) != (len(boxes), tuple(self.image_size_hw)):
-            raise ValueError(
-                f"masks must be {len(boxes)} of {tuple(self.image_size_hw)}; got {len(self.masks)} of {self.masks.size_hw}"
-            )
-        for name, sides in (("track_ids", ()), ("reading_order", ()), ("quads", (4, 2))):
-            value = getattr(self, name)
-            if value is not None and np.shape(value) != (len(boxes), *sides):
-                raise ValueError(f"{name} must have the shape {(len(boxes), *sides)}; got {np.shape(value)}")
+        for task, values in self._tasks():
+            task.check(values, len(boxes), self.image_size_hw)
+        if self.track_ids is not None and np.shape(self.track_ids) != (len(boxes),):
+            raise ValueError(f"track_ids must have the shape {(len(boxes),)}; got {np.shape(self.track_ids)}")
         object.__setattr__(self, "boxes_xyxy", boxes)
         object.__setattr__(self, "scores", scores)
         object.__setattr__(self, "class_ids", ids)
+
+    def _tasks(self) -> list[tuple[Task, Any]]:
+        """What there is beside boxes, with its values."""
+        return [(task, values) for task in TASKS if (values := getattr(self, task.field)) is not None]
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -263,7 +141,7 @@ class Detections:
         """Whether everything is the same, to the last bit."""
         if not isinstance(other, Detections):
             return NotImplemented
-        return all(_equal(getattr(self, one.name), getattr(other, one.name)) for one in fields(Detections))
+        return all(equal(getattr(self, one.name), getattr(other, one.name)) for one in fields(Detections))
 
     def __getattr__(self, name: str) -> Any:
         hint = f"; use {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
@@ -324,14 +202,7 @@ class Detections:
 
     def extra_columns(self) -> dict[str, list[Any]]:
         """What there is beside boxes, scores and classes, in JSON form: a value for each detection, by its key in `to_list`."""
-        columns: dict[str, list[Any]] = {}
-        if self.masks is not None:
-            columns["segmentation"] = self.masks.to_coco()
-        if self.reading_order is not None:
-            columns["reading_order"] = self.reading_order.tolist()
-        if self.quads is not None:
-            columns["quad"] = self.quads.astype(np.float64).round(3).tolist()
-        return columns
+        return {task.key: task.to_json(values) for task, values in self._tasks()}
 
     def to_list(self) -> list[dict[str, Any]]:
         """JSON form: label, class_id, score, box_xyxy [x0, y0, x1, y1] in pixels; with a prompt phrase_span, with a mask segmentation,
@@ -379,9 +250,9 @@ class Detections:
             raise MissingPackageError("pandas", "pandas", "Detections.to_dataframe") from None
         columns: dict[str, Any] = {"label": list(self.labels), "class_id": self.class_ids, "score": self.scores}
         columns |= dict(zip(("x0", "y0", "x1", "y1"), self.boxes_xyxy.T, strict=True))
-        for name, values in (("track_id", self.track_ids), ("reading_order", self.reading_order)):
-            if values is not None:
-                columns[name] = values
+        if self.track_ids is not None:
+            columns["track_id"] = self.track_ids
+        columns |= {task.key: values for task, values in self._tasks() if task.table}
         return pandas.DataFrame(columns)
 
     def to_coco(self, image_id: int | str = 1, category_ids: Mapping[int, int] | None = None) -> list[dict[str, Any]]:
@@ -392,7 +263,7 @@ class Detections:
         Without it the class id itself is the category id.
         """
         rows = []
-        columns = {name: values for name, values in self.extra_columns().items() if name != "quad"}
+        columns = {task.key: task.to_json(values) for task, values in self._tasks() if task.coco}
         extras = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)] or [{}] * len(self)
         numbers = self.class_ids.tolist(), self.scores.tolist(), self.boxes_xyxy.tolist()
         for class_id, score, (x0, y0, x1, y1), extra in zip(*numbers, extras, strict=True):
@@ -410,12 +281,14 @@ class Detections:
             import supervision
         except ImportError:
             raise MissingPackageError("supervision", "supervision", "Detections.to_supervision") from None
-        document = {name: value for name in ("reading_order", "quads") if (value := getattr(self, name)) is not None}
+        more: dict[str, Any] = {"data": {"class_name": np.array(self.labels, dtype=str)}}
+        for task, values in self._tasks():
+            for name, value in task.to_supervision(values).items():
+                more[name] = {**more[name], **value} if name in more else value
         return supervision.Detections(
             xyxy=self.boxes_xyxy.copy(),
-            mask=None if self.masks is None else self.masks.to_array(),
             confidence=self.scores.copy(),
             class_id=self.class_ids.astype(int),
             tracker_id=None if self.track_ids is None else self.track_ids.astype(int),
-            data={"class_name": np.array(self.labels, dtype=str), **document},
+            **more,
         )

@@ -35,8 +35,9 @@ from .data.track import Tracker
 from .detections import Detections
 from .errors import ImageError, PromptError, SessionError, SpecError
 from .models.load_options import LoadChanges, LoadOptions, changed, check_changes
-from .spec import ORDER_LOGITS, ModelSpec, extra_outputs
+from .spec import ModelSpec
 from .system import usable_cores
+from .tasks import tasks_of
 from .text.prompts import ImageQueries, Prompt
 
 if TYPE_CHECKING:
@@ -654,8 +655,8 @@ class Detector:
         before_run: Callable[[], None] | None,
     ) -> FoundInTiles:
         """Detect in the tiles of images, in batches that tiles of several images share."""
-        if ORDER_LOGITS in extra_outputs(self.spec):
-            raise SessionError("this model reads a page as a whole, and tiles have no reading order; leave the tiles out")
+        if whole := [task.title for task in tasks_of(self.spec) if task.sorts]:
+            raise SessionError(f"this model reads a page as a whole, and tiles have no {', '.join(whole)}; leave the tiles out")
         pixels = [image.rgb() if isinstance(image, RawImage) else image for image in images]
         windows = [tiling.windows((image.shape[0], image.shape[1])) for image in pixels]
         work = [(index, window) for index, some in enumerate(windows) for window in some]

@@ -228,9 +228,9 @@ class DecodeSpec:
     equation 3). nms_in_graph: the graph of `in_graph` has done it ("nms" only).
     score_threshold: with in_graph, `num_detections` counts the scores at or above it.
     mask_stride: pixels of the input, along one side, that a value of `mask_logits` stands for; 0: no masks. The maps cover the input;
-    with a padding mask the image is a part of it, at the top left; see `detrt.data.masks`.
+    with a padding mask the image is a part of it, at the top left; see `detrt.tasks.masks`.
     reading_order: in which order detections are returned: "none" by score; "votes" and "successors" by the outputs of a
-    document model, see `detrt.data.reading_order`. quads: boxes enclose quadrilaterals, which the graph returns as well.
+    document model, see `detrt.tasks.reading_order`. quads: boxes enclose quadrilaterals, which the graph returns as well.
     """
 
     activation: str
@@ -517,25 +517,6 @@ class TensorInfo:
 def text_inputs(spec: ModelSpec) -> list[str]:
     """Names of the text inputs of a detector, in the order of its graph; none for one of fixed classes."""
     return [] if spec.text is None else spec.text.prompt_kind.inputs(spec)
-
-
-def output_names(spec: ModelSpec) -> list[str]:
-    """Names of the outputs of a detector, in the order of its graph."""
-    names = [BOXES, SCORES, LABELS, NUM_DETECTIONS] if spec.decode.in_graph else [LOGITS, PRED_BOXES]
-    return names + [*extra_outputs(spec)]
-
-
-def extra_outputs(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Outputs after boxes and scores: names, and the sides of each after the batch; mask logits have two symbolic ones more."""
-    rule = spec.decode
-    count = rule.max_detections if rule.in_graph else rule.num_queries
-    shapes = {
-        MASK_LOGITS: (count,) if spec.has_masks else None,
-        ORDER_LOGITS: (count, count) if rule.reading_order != "none" else None,
-        SUCCESSOR_LOGITS: (count, count) if rule.reading_order == "successors" else None,
-        QUADS: (count, 4, 2) if rule.quads else None,
-    }
-    return {name: shape for name, shape in shapes.items() if shape is not None}
 
 
 def parse_size(text: str, flag: str = "size") -> tuple[int, int]:

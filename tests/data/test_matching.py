@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from detrt.data.matching import Gate, ImageMatch, cutoff, gate_for, match, match_classes, match_pairs, within
-from detrt.detections import Detections, Masks
+from detrt.detections import Detections
 from detrt.errors import DetrtError
 from detrt.evaluation.report import VerifyReport
+from detrt.tasks.masks import Masks
 
 A, B, C = (10, 10, 60, 60), (100, 10, 160, 90), (10, 120, 90, 190)
 

@@ -12,9 +12,10 @@ from large_scenes import compose, truth_of
 from runtime_cases import make_session, make_spec, red
 
 from detrt.data.tiles import Tiling, make_tiling, merge
-from detrt.detections import Detections, Masks, box_iou
+from detrt.detections import Detections, box_iou
 from detrt.detector import Detector
 from detrt.errors import ArgumentError
+from detrt.tasks.masks import Masks
 
 
 @pytest.mark.parametrize("size_hw", [(480, 640), (640, 640), (700, 1300), (641, 2000), (3000, 4000), (50, 3000)])

@@ -14,13 +14,13 @@ from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.tensorrt.build import build_engine
 from detrt.backends.tensorrt.config import EngineConfig
 from detrt.backends.torch.session import TorchSession
-from detrt.data.reading_order import CUT_TOLERANCE
 from detrt.data.scenes.scene import draw_scene
 from detrt.detector import Detector
 from detrt.errors import ExportError, SourceError
 from detrt.evaluation.parity import verify
 from detrt.models.contract import ExportConfig, exported_spec
 from detrt.models.load import load_source
+from detrt.tasks.reading_order import CUT_TOLERANCE
 
 NAMES = [f"pp_doclayout_v{version}" for version in (2, 3, 4)]
 IMAGE = draw_scene(1, size_hw=(150, 200)).image
@@ -134,7 +134,7 @@ def test_coordinates_at_an_integer_do_not_fail_the_check(cut_coordinates, tiny, 
     assert (values % 1 > 1 - CUT_TOLERANCE * 0.9).any(), "no coordinate that a shift of this size cuts otherwise"
     assert errors(model) < 1e-3 and errors(shifted(CUT_TOLERANCE * 0.9)) < 1e-3
     assert errors(shifted(0.3)) > 1e-3
-    monkeypatch.setattr("detrt.data.reading_order.CUT_TOLERANCE", 0.0)
+    monkeypatch.setattr("detrt.tasks.reading_order.CUT_TOLERANCE", 0.0)
     assert errors(shifted(CUT_TOLERANCE * 0.9)) > 1e-3, "no other integer"
 
 
@@ -151,12 +151,12 @@ def test_coordinates_at_an_integer_do_not_fail_verify(cut_coordinates, tiny, mon
     tensors = lambda a, b: max(row["error"] for row in verify(a, str(b), images).tensors)  # noqa: E731
     for reference in (tiny("pp_doclayout_v2"), str(report.path)):
         assert tensors(reference, near) < 1e-3 < tensors(reference, far)
-    monkeypatch.setattr("detrt.data.reading_order.CUT_TOLERANCE", 0.0)
+    monkeypatch.setattr("detrt.tasks.reading_order.CUT_TOLERANCE", 0.0)
     assert tensors(str(report.path), near) > 1e-3
 
 
 def test_what_is_refused(tiny):
-    with pytest.raises(ExportError, match="`decode=graph`: PP-DocLayoutV4 returns detections in reading order"):
+    with pytest.raises(ExportError, match="`decode=graph`: PP-DocLayoutV4 gives reading order and its ranks, quadrilaterals"):
         exported_spec(tiny("pp_doclayout_v4"), ExportConfig(decode="graph"))
     with pytest.raises(SourceError, match="`queries=5`: PP-DocLayoutV3 is not made for fewer queries"):
         load_source("random:pp_doclayout_v3/tiny", queries=5)

@@ -25,13 +25,13 @@ from detrt.backends.torch.session import TorchSession
 from detrt.data.postprocess import decode
 from detrt.data.preprocess import preprocess
 from detrt.data.scenes.scene import draw_scene, write_dataset
-from detrt.detections import mask_iou
 from detrt.detector import Detector
 from detrt.errors import ImageError, SessionError, SourceError
 from detrt.evaluation.coco import evaluate_coco
 from detrt.evaluation.parity import verify
 from detrt.models.load import load_source
 from detrt.models.published import mask_difference
+from detrt.tasks.masks import mask_iou
 
 SIZE = (150, 200)
 IMAGE = draw_scene(1, size_hw=SIZE).image

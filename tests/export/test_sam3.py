@@ -26,7 +26,6 @@ from detrt.backends.prompted import PromptedSession
 from detrt.cli import main
 from detrt.data.preprocess import preprocess
 from detrt.data.scenes.scene import draw_scene
-from detrt.detections import Masks, mask_iou
 from detrt.errors import PromptError, SourceError
 from detrt.evaluation.parity import verify
 from detrt.models.example_inputs import example_ids, image_feeds, text_feeds
@@ -35,6 +34,7 @@ from detrt.models.load import load_source
 from detrt.models.published import check_processing
 from detrt.models.wrapper import StockTextEncoder, StockTextModule
 from detrt.precision.apply import blank_feeds
+from detrt.tasks.masks import Masks, mask_iou
 from detrt.text.tensors import PHRASE_FEATURES, PHRASE_MASK
 
 SIZE = (150, 200)

@@ -18,9 +18,10 @@ from detrt.bench.measure import jpeg_of
 from detrt.bench.stages import stage_times
 from detrt.data.preprocess import preprocess
 from detrt.data.scenes.scene import draw_scene
-from detrt.detections import Detections, mask_iou
+from detrt.detections import Detections
 from detrt.detector import BATCHES_ON_GPU, Detector
 from detrt.spec import INSTANCE_SEGMENTATION
+from detrt.tasks.masks import mask_iou
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu

@@ -17,9 +17,11 @@ MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob(
 # own package. Names in one row do not import each other.
 ORDER: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("class_names", "files", "detections", "system"),
+    ("class_names", "files", "system"),
     ("text",),
     ("spec",),
+    ("tasks",),
+    ("detections",),
     ("data", "graph"),
     ("bundle",),
     ("models",),

@@ -20,7 +20,7 @@ from serve_support import Server, png
 
 import detrt.serve
 from detrt import Detector, open_session
-from detrt.data.masks import encode_masks
+from detrt.tasks.masks import encode_masks
 
 IMAGE = np.full((60, 90, 3), (40, 90, 255), np.uint8)
 

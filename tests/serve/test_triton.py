@@ -30,12 +30,12 @@ from tritonclient.utils import InferenceServerException
 
 from detrt import Detections, Detector
 from detrt.cli import main
-from detrt.detections import Masks
 from detrt.graph.io import read_spec, with_spec
 from detrt.models import trust
 from detrt.serve.triton import write_triton_repo
 from detrt.serve.triton_config import TritonConfig
 from detrt.spec import DecodeSpec, InputSpec, ModelSpec
+from detrt.tasks.masks import Masks
 
 # A stretched family, a padded one, one that takes a prompt, masks, and reading order with quadrilaterals.
 FAMILIES = {"rt_detr_v2": "", "detr": "", "grounding_dino": "red. blue.", "rf_detr-seg": "", "pp_doclayout_v4": ""}

@@ -1,4 +1,4 @@
-// From mask logits to masks of the image's size, as run lengths; the rules of src/detrt/data/masks.py, with equal results.
+// From mask logits to masks of the image's size, as run lengths; the rules of src/detrt/tasks/masks.py, with equal results.
 #pragma once
 
 #include <cstdint>

@@ -21,7 +21,9 @@ from ..data.preprocess import BatchPlan, SizeHW
 from ..data.raw_image import LoadedImage
 from ..detections import Detections
 from ..errors import PromptError, SessionError, SpecError
-from ..spec import PIXEL_MASK, PIXEL_VALUES, SELECTION, TARGET_SIZES, ModelSpec, TensorInfo, TextSpec, output_names, text_inputs
+from ..spec import PIXEL_MASK, PIXEL_VALUES, SELECTION, TARGET_SIZES, ModelSpec, TensorInfo, TextSpec, text_inputs
+from ..tasks import output_names
+from ..tasks.reading_order import cuts_coordinates
 from ..text.kinds import EncodedPrompt
 from ..text.tensors import CLASS_FEATURES, TEXT_ENCODER_INPUTS
 
@@ -249,7 +251,7 @@ class BaseSession(ABC):
         """The selections among the outputs, in graph order. None: the model was not built to return them, or cuts that it made beside
         them."""
         facts = self.info.facts
-        if facts is None or not facts.options.get("return_selections") or self.spec.decode.reading_order == "votes":
+        if facts is None or not facts.options.get("return_selections") or cuts_coordinates(self.spec):
             return None
         numbers = [int(info.name.removeprefix(SELECTION)) for info in self.outputs if info.name.startswith(SELECTION)]
         return [f"{SELECTION}{number}" for number in sorted(numbers)]

@@ -42,7 +42,6 @@ from ..spec import (
     BOXES,
     LABELS,
     LOGITS,
-    MASK_LOGITS,
     NUM_DETECTIONS,
     PIXEL_VALUES,
     PRED_BOXES,
@@ -50,9 +49,9 @@ from ..spec import (
     ModelSpec,
     TensorInfo,
     TextSpec,
-    output_names,
     text_inputs,
 )
+from ..tasks import extra_outputs, output_names
 from ..text.kinds import Chunk, EncodedPrompt, Ids, ImageChunk, padded
 from ..text.prompts import ImageQueries, Prompt
 from ..text.prompts import chunks as split_in_chunks
@@ -520,13 +519,13 @@ class BoundSession(BaseSession):
     def _merge_phrases(self, runs: Iterable[Outputs], count: int) -> Outputs:
         """The best queries of all phrases, `num_queries` of each image; each has one class, the logits of the others are minus infinity."""
         queries = self.spec.decode.num_queries
-        names = output_names(self.spec)
+        names, extras = output_names(self.spec), extra_outputs(self.spec)
         best: list[tuple[NDArray, ...]] = [()] * count  # (class ids, logits, boxes, and with masks their logits) of an image
         for number, outputs in enumerate(runs):
             phrases = self.texts(count)[number][PHRASE_MASK].shape[1]
-            sides = {LOGITS: (), PRED_BOXES: (4,), MASK_LOGITS: np.shape(outputs.get(MASK_LOGITS, ()))[3:]}
+            sides = {LOGITS: (), PRED_BOXES: (4,), **{name: np.shape(outputs.get(name, ()))[3:] for name in extras}}
             arrays = [
-                checked_output(outputs, name, (count, phrases, queries, *sides[name]), finite=name != MASK_LOGITS)
+                checked_output(outputs, name, (count, phrases, queries, *sides[name]), finite=name not in extras)
                 for name in names
             ]
             for image in range(count):
@@ -550,11 +549,12 @@ class BoundSession(BaseSession):
             LABELS: np.zeros((count, rule.max_detections), np.int64),
             NUM_DETECTIONS: np.zeros(count, np.int64),
         }
-        if self.spec.has_masks:
-            merge[MASK_LOGITS] = np.zeros((count, rule.max_detections, *np.shape(runs[0][MASK_LOGITS])[2:]), np.float32)
+        extras = extra_outputs(self.spec)
+        for name in extras:
+            merge[name] = np.zeros((count, rule.max_detections, *np.shape(runs[0][name])[2:]), np.float32)
         for image in range(count):
             rows = self._read_decoded(runs, count, image)
-            boxes, scores, ids, *maps = (np.concatenate(column) for column in zip(*rows, strict=True))
+            boxes, scores, ids, *more = (np.concatenate(column) for column in zip(*rows, strict=True))
             order = np.argsort(-scores, kind="stable")
             if len(runs) > 1 and rule.select == "query":
                 chunk_of = np.repeat(np.arange(len(rows)), [len(row[1]) for row in rows])
@@ -563,8 +563,8 @@ class BoundSession(BaseSession):
             kept = min(len(scores), rule.max_detections)
             merge[BOXES][image, :kept], merge[SCORES][image, :kept] = boxes[:kept], scores[:kept]
             merge[LABELS][image, :kept], merge[NUM_DETECTIONS][image] = ids[:kept], kept
-            for one in maps:
-                merge[MASK_LOGITS][image, :kept] = one[order[:kept]]
+            for name, one in zip(extras, more, strict=True):
+                merge[name][image, :kept] = one[order[:kept]]
         return merge
 
     def _read_decoded(self, runs: Sequence[Outputs], count: int, image: int) -> list[tuple[NDArray, ...]]:
@@ -575,9 +575,9 @@ class BoundSession(BaseSession):
             count_valid = int(outputs[NUM_DETECTIONS][image])
             labels = np.asarray(outputs[LABELS][image][:count_valid], np.int64)
             real = (labels >= 0) & (labels < len(class_ids))  # labels of padded phrases
-            names = (BOXES, SCORES, MASK_LOGITS)[: 2 + self.spec.has_masks]
-            boxes, scores, *maps = (outputs[name][image][:count_valid][real] for name in names)
-            rows.append((boxes, scores, class_ids[labels[real]], *maps))
+            names = (BOXES, SCORES, *extra_outputs(self.spec))
+            boxes, scores, *more = (outputs[name][image][:count_valid][real] for name in names)
+            rows.append((boxes, scores, class_ids[labels[real]], *more))
         return rows
 
 
@@ -721,11 +721,12 @@ def _with_spans(prompt: Prompt, detections: Detections) -> Detections:
 def _bound_outputs(outputs: tuple[TensorInfo, ...], spec: ModelSpec) -> tuple[TensorInfo, ...]:
     rule = spec.decode
     shapes = {LOGITS: (rule.num_queries, rule.num_classes), PRED_BOXES: (rule.num_queries, 4)}
-    kept = (*shapes, BOXES, SCORES, LABELS, NUM_DETECTIONS, MASK_LOGITS)
+    extras = extra_outputs(spec)
+    kept = (*shapes, BOXES, SCORES, LABELS, NUM_DETECTIONS, *extras)
     found = []
     for i in outputs:
         shape = (i.shape[0], *shapes[i.name]) if i.name in shapes else i.shape
-        if i.name == MASK_LOGITS and not rule.in_graph:
+        if i.name in extras and not rule.in_graph:
             shape = (i.shape[0], rule.num_queries, *i.shape[-2:])
         found += [TensorInfo(i.name, i.dtype, shape)] * (i.name in kept)
     return tuple(found)

@@ -15,9 +15,9 @@ from typing import Any
 
 from .. import files
 from ..class_names import NameIndex
-from ..detections import Masks
 from ..errors import ImageError, OutputError, SpecError
 from ..spec import ModelSpec
+from ..tasks.masks import Masks
 
 Entry = dict[str, Any]
 ImageId = int | str

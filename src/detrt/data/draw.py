@@ -9,11 +9,11 @@ import unicodedata
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from ..detections import Detections
 from ..errors import ImageError
+from ..tasks import TASKS
 from .images import ImageSource, load_image
 from .raw_image import RawImage
 
@@ -23,7 +23,6 @@ Box = tuple[int, int, int, int]
 # Far apart from their neighbours in hue and all bright enough to be seen on a dark image.
 _PALETTE = "ff4d4d 2e9bff 3ddc4b ffb300 b45cff 00d5d5 ff5cc0 b3e000 ff7a1a 5b6bff 00c78a f2e205 e0409a 7fd1ff c98a5b 9be08f"
 _TINTS = ((0, 0.0), (255, 0.45), (0, 0.35), (128, 0.5), (255, 0.7))  # (grey to mix in, fraction)
-_MASK_OPACITY = 0.45
 _MAX_NAME_LETTERS = 100  # letters of a class name
 _COLOURS = tuple((int(c[:2], 16), int(c[2:4], 16), int(c[4:], 16)) for c in _PALETTE.split())
 
@@ -56,7 +55,11 @@ def draw_detections(
         raise ValueError(
             f"the detections are of an image of {detections.image_size_hw} (height, width); got an image of {pixels.shape[:2]}"
         )
-    canvas = Image.fromarray(_with_masks(pixels, detections) if detections.masks is not None else pixels)
+    colours = [class_colour(i) for i in detections.class_ids]
+    for task in TASKS:
+        if (values := getattr(detections, task.field)) is not None:
+            pixels = task.draw(pixels, values, colours)
+    canvas = Image.fromarray(pixels)
     pen = ImageDraw.Draw(canvas)
     scale = math.sqrt(canvas.width * canvas.height)
     line = max(1, round(scale / 280))
@@ -86,17 +89,6 @@ def draw_detections(
         pen.rectangle(area, fill=colour)
         pen.text(origin, text, fill=_text_colour(colour), font=letters)
     return canvas
-
-
-def _with_masks(pixels: NDArray[np.uint8], detections: Detections) -> NDArray[np.uint8]:
-    """A copy of the pixels with masks mixed in, the best one last; one at a time, since each has the size of the image."""
-    assert detections.masks is not None
-    mixed = pixels.copy()
-    for i in range(len(detections) - 1, -1, -1):
-        inside = detections.masks.take([i]).to_array()[0]
-        colour = np.array(class_colour(detections.class_ids[i]), float)
-        mixed[inside] = np.rint(mixed[inside] * (1 - _MASK_OPACITY) + colour * _MASK_OPACITY)
-    return mixed
 
 
 def _position_label(

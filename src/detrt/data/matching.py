@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..detections import Detections, box_iou, mask_iou
+from ..detections import Detections, box_iou
 from ..errors import DetrtError
 from ..spec import Precision
+from ..tasks.masks import mask_iou
 
 _FRACTIONS = ("threshold", "unmatched", "mismatched", "ap", "mask_iou", "mask_score")
 

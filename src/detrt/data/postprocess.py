@@ -11,9 +11,7 @@ The rules, which every other runtime and the graph of `decode.in_graph` follow:
     cut         `max_detections` of the spec first, then score > threshold (of the class, or of all), then `class_ids`,
                 then the caller's own `max_detections`
     boxes       cxcywh of the unpadded image, or of the square around it -> xyxy pixels of the original image, clipped to it
-    masks       of the detections that remain, not clipped to their boxes; see `detrt.data.masks`
-    reading     of the detections that remain: they are returned by rank, equal ranks by score; see `detrt.data.reading_order`
-    quads       in pixels of the original image, not clipped to it
+    tasks       masks, reading order and quadrilaterals of the detections that remain; see `detrt.tasks`
 
 A logit of minus infinity marks an impossible class, with score 0. NaN, or plus infinity in logits or boxes,
 means that the model overflowed, and raises an error instead of returning no detections silently.
@@ -33,24 +31,9 @@ from numpy.typing import NDArray
 
 from ..detections import Detections, cxcywh_to_xyxy
 from ..errors import ArgumentError, SessionError
-from ..spec import (
-    BOXES,
-    LABELS,
-    LOGITS,
-    MASK_LOGITS,
-    NUM_DETECTIONS,
-    ORDER_LOGITS,
-    PRED_BOXES,
-    QUADS,
-    SCORES,
-    SUCCESSOR_LOGITS,
-    DecodeSpec,
-    ModelSpec,
-    extra_outputs,
-)
-from .masks import encode_masks
+from ..spec import BOXES, LABELS, LOGITS, NUM_DETECTIONS, PRED_BOXES, SCORES, DecodeSpec, ModelSpec
+from ..tasks import extra_outputs, tasks_of
 from .preprocess import resized_size
-from .reading_order import reading_order
 
 _OVERFLOW = (
     "numbers overflowed inside the model; build it again with `precision=fp32`, and check the checkpoint if it happens there too"
@@ -63,7 +46,7 @@ class Candidates:
 
     values: (n, k) float32, logits if the activation is the sigmoid, else scores. flat: (n, k) int64, query * classes +
     class. boxes: (n, k, 4) float32 cxcywh of the pairs' queries. overflow: the output that had NaN or infinite values, or "".
-    extras: the outputs of the model beside logits and boxes, of all queries, see `spec.extra_outputs`.
+    extras: the outputs of the model beside logits and boxes, of all queries, see `tasks.extra_outputs`.
     """
 
     values: NDArray[np.float32]
@@ -100,7 +83,7 @@ def decode(
     """One `Detections` for each image of the batch.
 
     outputs: `logits` (n, queries, classes) and `pred_boxes` (n, queries, 4), or with decoding in the
-        graph `boxes` (n, k, 4), `scores` (n, k), `labels` (n, k) and `num_detections` (n,); those of `spec.extra_outputs`;
+        graph `boxes` (n, k, 4), `scores` (n, k), `labels` (n, k) and `num_detections` (n,); those of `tasks.extra_outputs`;
         or `Candidates`.
     threshold: keep scores above it, 0..1. class_ids: keep these classes only. class_thresholds: see `DetectionFilter`.
 
@@ -162,19 +145,17 @@ def _of_queries(
         SessionError: NaN or infinite values.
     """
     found: dict[str, Any] = {}
-    if ORDER_LOGITS in extras:
-        ranks = reading_order({name: _finite(extras[name], name) for name in extras.keys() & _PAIRWISE}, queries[keep])
-        order = np.argsort(ranks, kind="stable")
-        found["reading_order"], keep = ranks[order], keep[order]
-    if MASK_LOGITS in extras:
-        found["masks"] = encode_masks(_finite(extras[MASK_LOGITS][queries[keep]], MASK_LOGITS), size_hw, _covered(spec, size_hw))
-    if QUADS in extras:
-        corners = _finite(extras[QUADS][queries[keep]], QUADS)
-        found["quads"] = corners.astype(np.float32) * np.array(size_hw[::-1], np.float32)
+    for task in sorted(tasks_of(spec), key=lambda task: not task.sorts):
+        mine = queries[keep]
+        arrays = {name: extras[name] if task.pairwise else extras[name][mine] for name in task.outputs(spec)}
+        for name, array in arrays.items():
+            _finite(array, name)
+        values = task.decode(arrays, mine, size_hw, _covered(spec, size_hw))
+        if task.sorts:
+            order = np.argsort(values, kind="stable")
+            values, keep = values[order], keep[order]
+        found[task.field] = values
     return found, keep
-
-
-_PAIRWISE = {ORDER_LOGITS, SUCCESSOR_LOGITS}
 
 
 def _finite(array: NDArray, name: str) -> NDArray:
@@ -213,7 +194,7 @@ def softmax(x: NDArray) -> NDArray[np.float32]:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """Candidates of one image, best first. queries: index of each one in the outputs of `spec.extra_outputs`."""
+    """Candidates of one image, best first. queries: index of each one in the outputs of `tasks.extra_outputs`."""
 
     boxes: NDArray[np.float32]
     scores: NDArray[np.float32]
@@ -300,13 +281,13 @@ def checked_output(outputs: Mapping[str, NDArray], name: str, shape: tuple[int, 
 
 
 def _read_extra(outputs: Mapping[str, NDArray], name: str, spec: ModelSpec, images: int) -> NDArray:
-    """An output of `spec.extra_outputs`: of all queries, or with decoding in the graph of all detections."""
-    sides: tuple[int, ...] = ()
-    if name == MASK_LOGITS:  # its sides follow those of the input, which may be symbolic
-        sides = np.shape(outputs.get(MASK_LOGITS, ()))[2:]
-        if len(sides) != 2 or 0 in sides:
-            sides = tuple(side // spec.decode.mask_stride for side in spec.input.size_hw)
-    return checked_output(outputs, name, (images, *extra_outputs(spec)[name], *sides), finite=False)
+    """An output of `tasks.extra_outputs`: of all queries, or with decoding in the graph of all detections."""
+    count, *inner = extra_outputs(spec)[name]
+    sides = next(task.map_sides(spec, spec.input.size_hw) for task in tasks_of(spec) if name in task.outputs(spec))
+    given = np.shape(outputs.get(name, ()))[2:]
+    if sides and len(given) == len(sides) and 0 not in given:  # they follow those of the input, which may be symbolic
+        sides = given
+    return checked_output(outputs, name, (images, count, *inner, *sides), finite=False)
 
 
 def _read_decoded(outputs: Mapping[str, NDArray], spec: ModelSpec, scales: NDArray[np.float32], threshold: float) -> list[_Row]:

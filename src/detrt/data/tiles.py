@@ -17,17 +17,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..detections import Detections, Masks
+from ..detections import Detections
+from ..tasks import TASKS
+from ..tasks.base import Window
 from .arguments import pixel_size, refuse
 
-Window = tuple[int, int, int, int]  # y0, x0, y1, x1 in pixels of the image
 SAME_IOU, SAME_SMALLER = 0.5, 0.6
 _EDGE, _CUT_WEIGHT = 0.02, 0.5
 
@@ -121,7 +122,7 @@ def merge(parts: Sequence[tuple[Window, Detections]], tiling: Tiling, size_hw: t
         boxes[index, :2] = boxes[members[index], :2].min(0)
         boxes[index, 2:] = boxes[members[index], 2:].max(0)
     flat = _joined([found for _, found in parts], kept, size_hw)
-    return replace(flat, boxes_xyxy=boxes[kept], **_shifted(parts, kept, members, windows, size_hw))
+    return replace(flat, boxes_xyxy=boxes[kept], **_in_image(parts, kept, members, size_hw))
 
 
 def _cut(window: Window, boxes: NDArray, size_hw: tuple[int, int]) -> NDArray[np.bool_]:
@@ -211,41 +212,13 @@ def _joined(parts: Sequence[Detections], kept: Sequence[int], size_hw: tuple[int
     )
 
 
-def _shifted(
-    parts: Sequence[tuple[Window, Detections]],
-    kept: Sequence[int],
-    members: dict[int, list[int]],
-    windows: NDArray[np.int64],
-    size_hw: tuple[int, int],
+def _in_image(
+    parts: Sequence[tuple[Window, Detections]], kept: Sequence[int], members: Mapping[int, list[int]], size_hw: tuple[int, int]
 ) -> dict[str, Any]:
-    """Masks and quadrilaterals in pixels of the image, where the model has some."""
-    shifted: dict[str, Any] = {}
-    quads = [found.quads + np.array(window[1::-1], np.float32) for window, found in parts if found.quads is not None]
-    if quads:
-        shifted["quads"] = np.concatenate(quads)[kept]
-    if all(found.masks is not None for _, found in parts):
-        first = np.concatenate([[0], np.cumsum([len(found) for _, found in parts])])
-        counts = []
-        for index in kept:
-            pieces = [(parts[windows[i]], i - first[windows[i]]) for i in members[index]]
-            counts.append(_placed([(window, found.masks.take([i])) for (window, found), i in pieces], size_hw))
-        shifted["masks"] = Masks(tuple(counts), size_hw)
-    return shifted
-
-
-def _placed(pieces: Sequence[tuple[Window, Any]], size_hw: tuple[int, int]) -> NDArray[np.int64]:
-    """Run lengths, in the image, of the union of masks of windows."""
-    y0, x0 = min(window[0] for window, _ in pieces), min(window[1] for window, _ in pieces)
-    y1, x1 = max(window[2] for window, _ in pieces), max(window[3] for window, _ in pieces)
-    pixels = np.zeros((y1 - y0 + 1, x1 - x0), bool)  # a row of zeros more ends the runs of each column
-    for (top, left, bottom, right), mask in pieces:
-        pixels[top - y0 : bottom - y0, left - x0 : right - x0] |= mask.to_array()[0]
-    column = np.concatenate([[False], pixels.T.reshape(-1)])
-    ends = np.flatnonzero(column[1:] != column[:-1])
-    columns, rows = np.divmod(ends, len(pixels))
-    edges = (x0 + columns) * size_hw[0] + y0 + rows
-    if y0 == 0 and y1 == size_hw[0]:  # runs that go on in the next column
-        joined = np.flatnonzero(edges[1:-1:2] == edges[2::2])
-        edges = np.delete(edges, np.concatenate([2 * joined + 1, 2 * joined + 2]))
-    counts = np.diff(np.concatenate([[0], edges, [size_hw[0] * size_hw[1]]]))
-    return (counts[:-1] if len(edges) and edges[-1] == size_hw[0] * size_hw[1] else counts).astype(np.int64)
+    """What detections have beside boxes, in pixels of the image."""
+    found: dict[str, Any] = {}
+    for task in TASKS:
+        values = [(window, getattr(one, task.field)) for window, one in parts]
+        if not task.sorts and all(value is not None for _, value in values):
+            found[task.field] = task.of_windows(values, kept, members, size_hw)
+    return found

@@ -184,7 +184,7 @@ def _after(b: GraphBuilder, spec: ModelSpec, box: Letterbox, rows: int) -> tuple
 
 
 def _masks(b: GraphBuilder, spec: ModelSpec, box: Letterbox, rows: int, boxes: str, query: str) -> str:
-    """Probabilities (batch, rows, pixels of a mask): the logits between the values of each box's map, by the rule of `data.masks`.
+    """Probabilities (batch, rows, pixels of a mask): the logits between the values of each box's map, by the rule of `tasks.masks`.
 
     Two matmuls for each box, whose weights are 0 but for the two nearest values, so that every TensorRT can run them.
     """

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from ..spec import BEST_SCORES, GIVEN_SCORES, SELECTION, ModelSpec
+from ..tasks.reading_order import cuts_coordinates
 from .nodes import rename_values
 from .probe import COMPUTED, probe
 from .view import GraphView, element_types, inferred
@@ -26,7 +27,7 @@ def topk_outputs(model: onnx.ModelProto) -> list[str]:
 def cut_outputs(model: onnx.ModelProto, spec: ModelSpec) -> dict[str, str] | None:
     """Of a model whose reading order cuts coordinates (PP-DocLayoutV2), else None: integers that floats are cut to and that choose rows of a
     constant table -> those floats, by name and in graph order."""
-    if spec.decode.reading_order != "votes":
+    if not cuts_coordinates(spec):
         return None
     types = element_types(model)
     tables = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) == 2}

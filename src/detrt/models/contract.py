@@ -11,7 +11,6 @@ from ..spec import (
     LABELS,
     LARGEST_SIDE,
     LOGITS,
-    MASK_LOGITS,
     NUM_DETECTIONS,
     PIXEL_MASK,
     PIXEL_VALUES,
@@ -20,9 +19,9 @@ from ..spec import (
     TARGET_SIZES,
     ModelSpec,
     TensorInfo,
-    extra_outputs,
     text_inputs,
 )
+from ..tasks import tasks_of
 from ..text.tensors import AXES, CLASS_FEATURES, FEATURES_AXIS, TEXT_ENCODER_INPUTS
 from .source import Source
 
@@ -54,10 +53,8 @@ def exported_spec(source: Source, config: ExportConfig) -> ModelSpec:
     spec = replace(spec, input=replace(spec.input, **changes))  # type: ignore[arg-type]
     spec = _with_nms(spec, config)
     if config.decode == "graph":
-        if spec.decode.reading_order != "none":
-            raise ExportError(
-                f"`decode=graph`: {family.title} returns detections in reading order, which is computed after the graph; leave it out"
-            )
+        if later := [task.title for task in tasks_of(spec) if task.after_graph]:
+            raise ExportError(f"`decode=graph`: {family.title} gives {', '.join(later)}, computed after the graph; leave it out")
         keep = config.max_detections or spec.decode.max_detections
         if config.max_detections is None and spec.decode.nms != "none" and not config.nms.startswith("graph"):
             # NMS in post-processing needs the same candidates as without decoding in the graph.
@@ -105,11 +102,10 @@ def contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo,
             TensorInfo(LABELS, "int64", ("batch", rule.max_detections)),
             TensorInfo(NUM_DETECTIONS, "int64", ("batch",)),
         )
-    for name, shape in extra_outputs(spec).items():
-        sides: tuple[int | str, ...] = ()
-        if name == MASK_LOGITS:
-            sides = tuple(f"mask_{side}" if isinstance(side, str) else int(side // rule.mask_stride) for side in (height, width))
-        outputs = (*outputs, TensorInfo(name, "float32", (*rows[:-1], *shape, *sides)))
+    for task in tasks_of(spec):
+        sides = task.map_sides(spec, (height, width))
+        more = task.outputs(spec).items()
+        outputs = (*outputs, *(TensorInfo(name, "float32", (*rows[:-1], *shape, *sides)) for name, shape in more))
     return tuple(inputs), tuple(outputs)
 
 

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..data.reading_order import near_cuts
 from ..errors import ExportError
+from ..tasks.reading_order import near_cuts
 from .families import BY_NAME
 from .families.base import modeling_name
 

@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 from ..data.postprocess import decode
 from ..data.preprocess import preprocess
 from ..data.scenes.scene import draw_scene
-from ..detections import Detections, Masks, mask_iou
+from ..detections import Detections
 from ..errors import GateError, MissingPackageError
 from ..spec import PIXEL_MASK, PIXEL_VALUES, ModelSpec, TextSpec
+from ..tasks import TASKS
+from ..tasks.masks import Masks, mask_iou
 from ..text.prompts import Prompt, with_last_dot
 from .families import processors
 from .hub import quiet, require_transformers
@@ -37,7 +39,6 @@ PIXEL_TOLERANCE = 1e-5
 ROUNDED_ONCE = 0.25
 # The same of scores, and of boxes in pixels, on equal outputs of the model.
 SCORE_TOLERANCE, BOX_TOLERANCE_PX = 1e-5, 1e-2
-RANKS = 1  # by which a reading order may differ: two queries with equal votes but for rounding change places
 _SORTED = 40  # detections whose order by successors is compared
 MASK_IOU = 0.99  # lowest allowed of masks, of which rounding moves pixels at logit 0
 CHECKED_SIZES = ((480, 640), (612, 405))
@@ -201,7 +202,7 @@ def _as_detections(found: Mapping[str, Any], labels: Sequence[str], size_hw: tup
     ids = found["labels"].numpy().astype(np.int64)[order]
     document = {
         name: found[key].numpy()[order]
-        for name, key in (("reading_order", "order_seq"), ("quads", "polygon_points"))
+        for name, key in ((task.field, task.published) for task in TASKS)
         if isinstance(found.get(key), torch.Tensor)  # polygons of masks are a list
     }
     return Detections(boxes, scores[order], ids, tuple(map(str, ids)), (int(height), int(width)), **document)
@@ -232,16 +233,10 @@ def _difference(ours: Detections, theirs: Detections) -> str:
         )
     partner = np.where(near, apart, np.inf).argmin(0)
     known = closest <= BOX_TOLERANCE_PX
-    if theirs.reading_order is not None:
-        assert ours.reading_order is not None
-        ranks = np.abs(ours.reading_order[partner] - theirs.reading_order)[known].max(initial=0)
-        if ranks > RANKS:
-            return f"the reading order by {ranks} ranks (allowed {RANKS})"
-    if theirs.quads is not None:
-        assert ours.quads is not None
-        corner = np.abs(ours.quads[partner] - theirs.quads)[known].max(initial=0)
-        if not corner <= BOX_TOLERANCE_PX:
-            return f"corners of quadrilaterals by {corner:.2g} px (allowed {BOX_TOLERANCE_PX})"
+    for task in TASKS:
+        mine, others = getattr(ours, task.field), getattr(theirs, task.field)
+        if others is not None and (why := task.difference(mine[partner][known], others[known], BOX_TOLERANCE_PX)):
+            return why
     return ""
 
 

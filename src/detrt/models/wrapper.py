@@ -11,20 +11,17 @@ from torch import Tensor, nn
 from ..spec import (
     LOGITS,
     MASK_LOGITS,
-    ORDER_LOGITS,
     PIXEL_MASK,
     PIXEL_VALUES,
     PRED_BOXES,
-    QUADS,
-    SUCCESSOR_LOGITS,
     TARGET_SIZES,
     ModelSpec,
-    extra_outputs,
-    output_names,
     text_inputs,
 )
+from ..tasks import extra_outputs, output_names
 from ..text.tensors import ATTENTION_MASK, CLASS_FEATURES, INPUT_IDS, PHRASE_FEATURES, PHRASE_MASK, TEXT_ENCODER_INPUTS
 from .contract import contract, text_encoder_contract
+from .families import BY_NAME
 from .nms_op import surviving
 from .source import Source
 
@@ -35,7 +32,7 @@ class ExportModule(nn.Module):
     pixel_values: (batch, 3, height, width); raw RGB 0..255 when the spec normalises in the graph.
     pixel_mask: (batch, height, width) int64, 1 = image; only when `spec.input.mask`.
     target_sizes: (batch, 2) int64, original (height, width); only when `spec.decode.in_graph`.
-    Returns (logits, pred_boxes), or (boxes, scores, labels, num_detections), and the outputs of `spec.extra_outputs`.
+    Returns (logits, pred_boxes), or (boxes, scores, labels, num_detections), and the outputs of `tasks.extra_outputs`.
     """
 
     def __init__(self, model: nn.Module, spec: ModelSpec) -> None:
@@ -142,22 +139,10 @@ class ExportModule(nn.Module):
 def named_outputs(outputs: Any, spec: ModelSpec) -> dict[str, Tensor]:
     """What a detector of transformers returned for a batch, as the raw outputs of the contract."""
     found = {LOGITS: outputs.logits, PRED_BOXES: outputs.pred_boxes}
-    rule = spec.decode
     if spec.has_masks:
         found[MASK_LOGITS] = outputs.out_masks if "out_masks" in outputs else outputs.pred_masks
-    if rule.reading_order == "votes":
-        # Rows are compared with the columns after them; the rest of the matrix is filled with a constant.
-        after = outputs.order_logits * torch.ones((rule.num_queries, rule.num_queries)).triu(1).to(outputs.order_logits)
-        found[ORDER_LOGITS] = after - after.transpose(1, 2)
-    elif rule.reading_order == "successors":
-        found[ORDER_LOGITS] = outputs.relative_order_logits
-        found[SUCCESSOR_LOGITS] = outputs.successor_order_logits * (1 - torch.eye(rule.num_queries)).to(outputs.logits)
-    if rule.quads:
-        centre, offsets = outputs.pred_boxes[..., None, :2], outputs.pred_boxes[..., 2:].unflatten(-1, (4, 2))
-        corners = centre + (offsets - 0.5)
-        low, high = corners.amin(-2), corners.amax(-2)
-        found[PRED_BOXES], found[QUADS] = torch.cat([(low + high) / 2, high - low], -1), corners
-    return found
+    row = BY_NAME.get(spec.family)
+    return found if row is None or row.raw_outputs is None else {**found, **row.raw_outputs(outputs, spec.decode.num_queries)}
 
 
 class TextExportModule(ExportModule):

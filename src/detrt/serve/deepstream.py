@@ -25,7 +25,8 @@ from ..graph import io
 from ..graph.deepstream import FrameResize, Letterbox, for_deepstream, mask_side
 from ..graph.operators import plugin_operators
 from ..graph.view import GraphView, graph_precision
-from ..spec import MASK_LOGITS, ORDER_LOGITS, QUADS, InputSpec, ModelSpec, Precision, extra_outputs
+from ..spec import InputSpec, ModelSpec, Precision
+from ..tasks import tasks_of
 from .deepstream_config import FULL_HD, DeepStreamConfig
 
 MODEL, LABELS_FILE, CONFIG, APP_CONFIG = "model.onnx", "labels.txt", "config_infer_primary.txt", "deepstream_app_config.txt"
@@ -43,7 +44,6 @@ _SEG_PARSER = {
     "output-instance-mask": 1,
     "segmentation-threshold": 0.5,
 }
-_LEFT_OUT = {MASK_LOGITS: "masks", ORDER_LOGITS: "reading order and its ranks", QUADS: "quadrilaterals"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,7 @@ def write_deepstream(model: Path | str, output: Path | str, config: DeepStreamCo
     path, spec = _graph_of(Path(model))
     _check(path, spec, config.resize)
     masks = spec.has_masks and not config.no_masks
-    left_out = [name for name in extra_outputs(spec) if not (name == MASK_LOGITS and masks)]
-    notes = [f"{what} are left out" for name, what in _LEFT_OUT.items() if name in left_out]
+    notes = [f"{task.title} are left out" for task in tasks_of(spec) if not (masks and task.nvinfer)]
     box = letterbox(spec.input, config, notes)
     rows = spec.decode.max_detections if spec.decode.in_graph else count_candidates(spec)
     if masks:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ..backends.worker_process import Bulk
 from ..detections import Detections
 from ..spec import ModelSpec, TensorInfo
+from ..tasks import Task, tasks_of
 from .errors import Refused
 from .kserve import BYTES
 from .messages import MAX_DETECTIONS as MOST
@@ -68,9 +69,6 @@ _COLUMNS = (
     _column("CLASS_IDS", "int64", of=lambda found: found.class_ids),
     _column("LABELS", BYTES, of=lambda found: [label.encode("utf-8", "backslashreplace") for label in found.labels]),
 )
-_MASKS = _column("MASKS", BYTES, of=lambda found: [row["counts"].encode() for row in found.masks.to_coco()])
-_ORDER = _column("READING_ORDER", "int64", of=lambda found: found.reading_order)
-_QUADS = _column("QUADS", "float32", 4, 2, of=lambda found: found.quads)
 _SPANS = _column(
     "PHRASE_SPANS",
     "int64",
@@ -80,13 +78,12 @@ _SPANS = _column(
 
 
 def _columns_of(spec: ModelSpec) -> tuple[_Column, ...]:
-    extras = (
-        (spec.has_masks, _MASKS),
-        (spec.decode.reading_order != "none", _ORDER),
-        (spec.decode.quads, _QUADS),
-        (spec.text is not None, _SPANS),
-    )
-    return (*_COLUMNS, *(column for there, column in extras if there))
+    return (*_COLUMNS, *map(_column_of, tasks_of(spec)), *[_SPANS] * (spec.text is not None))
+
+
+def _column_of(task: Task) -> _Column:
+    dtype = BYTES if task.dtype == "bytes" else task.dtype
+    return _column(task.field.upper(), dtype, *task.sides, of=lambda found: task.to_rows(getattr(found, task.field)))
 
 
 def detection_outputs(spec: ModelSpec) -> tuple[TensorInfo, ...]:

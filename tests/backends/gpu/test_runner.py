@@ -25,11 +25,11 @@ from detrt.data.images import Input, load_image
 from detrt.data.postprocess import decode
 from detrt.data.preprocess import plan_batch, preprocess, resize
 from detrt.data.resample import resized
-from detrt.detections import mask_iou
 from detrt.detector import BATCHES_ON_GPU, Detector
 from detrt.errors import ImageError, SessionError
 from detrt.jobs.run import detect_inputs
 from detrt.spec import LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, RESAMPLES, InputSpec, ModelSpec
+from detrt.tasks.masks import mask_iou
 
 RNG = np.random.default_rng(7)
 

@@ -14,11 +14,11 @@ eomt = pytest.importorskip("detrt.models.layers.eomt", reason="needs a transform
 from checkpoint_folders import save_folder
 
 from detrt.backends.torch.session import TorchSession
-from detrt.data.masks import encode_masks
 from detrt.data.preprocess import preprocess
 from detrt.data.scenes.scene import draw_scene
 from detrt.errors import SourceError
 from detrt.models.load import load_source
+from detrt.tasks.masks import encode_masks
 
 SIDE, STRIDE = 640, 4
 SIZE = {"shortest_edge": SIDE, "longest_edge": SIDE}

@@ -21,8 +21,9 @@ from ...data.postprocess import Candidates
 from ...data.preprocess import BatchPlan, SizeHW
 from ...data.raw_image import LoadedImage, RawImage
 from ...errors import ImageError
-from ...spec import LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, TARGET_SIZES, ModelSpec, TensorInfo, extra_outputs
+from ...spec import LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, TARGET_SIZES, ModelSpec, TensorInfo
 from ...system import usable_cores
+from ...tasks import extra_outputs
 from ..base import Feeds, Outputs
 from .cuda_graph import LayoutGraph, LayoutGraphCache, capture_graph, recordable
 from .decoder import GpuDecoder

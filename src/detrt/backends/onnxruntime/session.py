@@ -267,7 +267,7 @@ class OnnxSession(BaseSession):
 
     def _forced(self, feeds: Feeds, force: Choices) -> Outputs:
         """Of the integers, those that a number may be cut to by rounding alone are forced."""
-        from ...data.reading_order import near_cuts
+        from ...tasks.reading_order import near_cuts
 
         names, cuts = self._choices()
         for what, own, given in (

@@ -15,6 +15,7 @@ from ...models.contract import ExportConfig, contract, exported_spec, query_enco
 from ...models.hooks import forced_choices, recorded_cuts, recorded_topk
 from ...models.wrapper import ExportModule
 from ...spec import ModelSpec, TextSpec
+from ...tasks.reading_order import cuts_coordinates
 from ...text.tokenizer import PromptTokenizer
 from ..base import BaseSession, Choices, Feeds, Outputs, SessionInfo, check_feeds
 from ..prompted import PromptedSession
@@ -85,7 +86,7 @@ class TorchSession(BaseSession):
         with recorded_topk() as chosen, recorded_cuts() as integers:
             outputs = self.run(feeds)
         selections, cuts = ([tensor.cpu().numpy() for tensor in tensors] for tensors in (chosen, integers))
-        return outputs, Choices(selections, cuts if self.spec.decode.reading_order == "votes" else None)
+        return outputs, Choices(selections, cuts if cuts_coordinates(self.spec) else None)
 
     def run(self, feeds: Feeds, force: Choices | None = None) -> Outputs:
         """Run the model.

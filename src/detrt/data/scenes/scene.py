@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-from ...detections import Masks
 from ...system import CountProgress
+from ...tasks.masks import Masks
 from .shapes import COLORS, FILLS, MAX_ROTATION_DEG, SHAPES, Sprite, paint_sprite
 
 CLASSES: tuple[str, ...] = tuple(SHAPES)

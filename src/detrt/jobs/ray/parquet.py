@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ...detections import Detections, Masks
+from ...detections import Detections
 from ...errors import ImageError, MissingPackageError, OutputError
-from ...spec import MASK_LOGITS, ORDER_LOGITS, QUADS, ModelSpec, extra_outputs
+from ...spec import ModelSpec
+from ...tasks import TASKS, tasks_of
 
 METADATA_KEY, DIGEST_KEY = b"detrt", b"detrt.sha256"
 
@@ -30,12 +31,7 @@ def _pyarrow() -> tuple[Any, Any]:
 def _schema(pa: Any, spec: ModelSpec | None) -> Any:
     """One row per image. error: null if the image was read; width, height: null if it was not. spec: tells what detections have."""
     fields = [("label", pa.string()), ("class_id", pa.int64()), ("score", pa.float32()), ("box_xyxy", pa.list_(pa.float32(), 4))]
-    extras = {
-        MASK_LOGITS: ("segmentation", pa.struct([("size", pa.list_(pa.int32(), 2)), ("counts", pa.string())])),
-        ORDER_LOGITS: ("reading_order", pa.int64()),
-        QUADS: ("quad", pa.list_(pa.list_(pa.float32(), 2), 4)),
-    }
-    fields += [extras[name] for name in (() if spec is None else extra_outputs(spec)) if name in extras]
+    fields += [(task.key, task.arrow(pa)) for task in (() if spec is None else tasks_of(spec))]
     found = pa.struct(fields)
     columns = [("image_id", pa.int64()), ("image", pa.string()), ("width", pa.int32()), ("height", pa.int32())]
     return pa.schema([*columns, ("error", pa.string()), ("detections", pa.list_(found))])
@@ -109,16 +105,14 @@ def detections_of(row: Mapping[str, Any]) -> Detections:
     found = row["detections"]
     size = row["height"] or 0, row["width"] or 0
     first = found[0] if found else {}
-    masked, ordered, quads = (first.get(name) is not None for name in ("segmentation", "reading_order", "quad"))
+    there = [task for task in TASKS if first.get(task.key) is not None]
     return Detections(
         np.array([one["box_xyxy"] for one in found], np.float32).reshape(-1, 4),
         np.array([one["score"] for one in found], np.float32),
         np.array([one["class_id"] for one in found], np.int64),
         tuple(one["label"] for one in found),
         size,
-        masks=Masks.from_coco([one["segmentation"] for one in found], size) if masked else None,
-        reading_order=np.array([one["reading_order"] for one in found], np.int64) if ordered else None,
-        quads=np.array([one["quad"] for one in found], np.float32) if quads else None,
+        **{task.field: task.from_json([one[task.key] for one in found], size) for task in there},
     )
 
 

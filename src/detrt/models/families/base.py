@@ -196,6 +196,8 @@ class Family:
     auto: Auto class of transformers, where the task does not say it.
     inside: model types of larger models whose detector it is. not_read: model types of relatives -> why they are not exported.
     upstream: see `Upstream`.
+    raw_outputs: gives the outputs of its tasks beside masks, by the names of their tensors, from what transformers' model returned and
+        the number of queries.
     converted: of a family with folders that have other names than the library's, gives config, class and a function that renames the
         weights, or None; it takes config.json and the reference.
     loaded: makes a module from a folder ready, in place, and returns notes. It takes the module, its InputSpec and the reference.
@@ -247,6 +249,7 @@ class Family:
     inside: tuple[str, ...] = ()
     not_read: Mapping[str, str] = field(default_factory=dict)
     upstream: Upstream | None = None
+    raw_outputs: Callable[[Any, int], dict[str, Tensor]] | None = None
     converted: Callable[[Mapping[str, Any], str], tuple[Any, Any, Callable[[Any], dict[str, Tensor]]] | None] | None = None
     loaded: Callable[[Any, InputSpec, str], tuple[str, ...]] | None = None
     detector: Callable[[nn.Module], nn.Module] | None = None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ...spec import ORDER_LOGITS, PRED_BOXES, QUADS, SUCCESSOR_LOGITS
 from .base import Family, Processor, RandomModel, hybrid_row
 from .sizes import STAGES, TINY_HG, tiny_hgnet
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 _SETTINGS = {
     **{"size": {"height": 800, "width": 800}, "resample": 3, "do_pad": False},
@@ -36,6 +38,25 @@ def _after_random_masks(module: Any, generator: torch.Generator, full_size: bool
     centre_prototypes(module, generator)
 
 
+def _votes(outputs: Any, queries: int) -> dict[str, Tensor]:
+    """Rows are compared with the columns after them; the rest of the matrix is filled with a constant."""
+    import torch
+
+    after = outputs.order_logits * torch.ones((queries, queries)).triu(1).to(outputs.order_logits)
+    return {ORDER_LOGITS: after - after.transpose(1, 2)}
+
+
+def _successors_and_corners(outputs: Any, queries: int) -> dict[str, Tensor]:
+    import torch
+
+    successors, centre = outputs.successor_order_logits, outputs.pred_boxes[..., None, :2]
+    found = {ORDER_LOGITS: outputs.relative_order_logits}
+    found[SUCCESSOR_LOGITS] = successors * (1 - torch.eye(queries)).to(outputs.logits)
+    corners = centre + (outputs.pred_boxes[..., 2:].unflatten(-1, (4, 2)) - 0.5)
+    low, high = corners.amin(-2), corners.amax(-2)
+    return {**found, PRED_BOXES: torch.cat([(low + high) / 2, high - low], -1), QUADS: corners}
+
+
 def _row(version: int, **facts: Any) -> Family:
     name = f"pp_doclayout_v{version}"
     processor = Processor(f"PPDocLayoutV{version}", _SETTINGS, not_antialiased=(3, version < 4))
@@ -49,6 +70,7 @@ FAMILIES = (
     _row(
         2,
         reading_order="votes",
+        raw_outputs=_votes,
         rewrites={
             "msda": {"MultiScaleDeformableAttention.forward": ("c21b48c80c88a553",)},
             "document_order": {
@@ -75,6 +97,7 @@ FAMILIES = (
     _row(
         3,
         reading_order="votes",
+        raw_outputs=_votes,
         masks_at=4,
         rewrites={
             "msda": {"MultiScaleDeformableAttention.forward": ("c21b48c80c88a553",)},
@@ -100,6 +123,7 @@ FAMILIES = (
     _row(
         4,
         reading_order="successors",
+        raw_outputs=_successors_and_corners,
         quads=True,
         rewrites={"msda": {"MultiScaleDeformableAttention.forward": ("c21b48c80c88a553",)}},
         random=(

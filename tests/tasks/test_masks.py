@@ -10,12 +10,12 @@ import pytest
 from runtime_cases import make_spec
 
 from detrt.data.draw import class_colour, draw_detections
-from detrt.data.masks import encode_masks
 from detrt.data.postprocess import Candidates, decode
 from detrt.data.sinks import Record, coco_writer, csv_writer, jsonl_writer
-from detrt.detections import Detections, Masks, mask_iou
+from detrt.detections import Detections
 from detrt.errors import SessionError, SpecError
 from detrt.spec import ModelSpec
+from detrt.tasks.masks import Masks, encode_masks, mask_iou
 
 # (map, image): enlarged, shrunk, equal, one value, one column
 SIZES = [((27, 27), (480, 640)), ((40, 30), (17, 23)), ((5, 7), (5, 7)), ((1, 1), (9, 4)), ((9, 1), (4, 30)), ((2, 3), (64, 64))]

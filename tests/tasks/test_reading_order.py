@@ -14,11 +14,11 @@ pytest.importorskip("transformers", reason="needs the 'export' extra")
 from document_processors import document_processor
 
 from detrt.data.postprocess import decode
-from detrt.data.reading_order import reading_order
 from detrt.data.sinks import Record, csv_writer
 from detrt.errors import SessionError, SpecError
 from detrt.models.wrapper import named_outputs
 from detrt.spec import DecodeSpec, InputSpec, ModelSpec
+from detrt.tasks.reading_order import reading_order
 
 SIZE = (300, 200)
 QUERIES, CLASSES = 40, 6

@@ -14,12 +14,18 @@ Detections of one query under several labels have one rank.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..spec import ORDER_LOGITS, SUCCESSOR_LOGITS
+from .base import SizeHW, Task
+
+if TYPE_CHECKING:
+    from ..spec import ModelSpec
+
+RANKS = 1  # by which two orders may differ: two queries with equal votes but for rounding change places
 
 # How far beside the integer of another runtime a number may lie: rounding moves a coordinate of a thousandth by a thousandth of it.
 CUT_TOLERANCE = 0.01
@@ -109,3 +115,33 @@ def _sorted(edges: NDArray[np.bool_], before: NDArray[np.float32]) -> list[int]:
         predecessors[edges[best]] -= 1
         free += np.flatnonzero(edges[best] & (predecessors == 0)).tolist()
     return order
+
+
+class ReadingOrder(Task):
+    """Ranks of the detections of a document; lower ones are read first. They are returned by rank, equal ranks by score."""
+
+    field = "reading_order"
+    title = "reading order and its ranks"
+    key = "reading_order"
+    published = "order_seq"
+    dtype = "int64"
+    sorts = pairwise = after_graph = table = True
+
+    def outputs(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+        rule, pairs = spec.decode, (spec.decode.num_queries,) * 2
+        names = {"none": (), "votes": (ORDER_LOGITS,)}.get(rule.reading_order, (ORDER_LOGITS, SUCCESSOR_LOGITS))
+        return dict.fromkeys(names, pairs)
+
+    def decode(
+        self, outputs: Mapping[str, NDArray], queries: NDArray[np.int64], size_hw: SizeHW, covered_hw: tuple[float, float] | None
+    ) -> NDArray[np.int64]:
+        return reading_order(outputs, queries)
+
+    def difference(self, ours: Any, theirs: Any, tolerance_px: float) -> str:
+        ranks = np.abs(ours - theirs).max(initial=0)
+        return "" if ranks <= RANKS else f"the reading order by {ranks} ranks (allowed {RANKS})"
+
+
+def cuts_coordinates(spec: ModelSpec) -> bool:
+    """Whether the model cuts coordinates to integers for its order, which rounding may change."""
+    return spec.decode.reading_order == "votes"
