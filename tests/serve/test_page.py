@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -75,7 +77,7 @@ def test_page(server, folder, browser, tmp_path):
     assert page.execute_script("return JSON.parse(document.getElementById('json').textContent).model") == "toy"
     # Masks are drawn over the image, and gone with another model's boxes.
     painted = (
-        "const c = document.getElementById('masks'); const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
+        "const c = document.querySelector('.masks'); const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
     )
     painted += " return d.filter((v, i) => i % 4 === 3 && v > 127).length"
     assert page.execute_script(painted) == 0
@@ -112,3 +114,123 @@ def test_page(server, folder, browser, tmp_path):
     wait.until(lambda _: "is not an image" in page.find_element(By.ID, "error").text)
     severe = [entry["message"] for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
     assert [message for message in severe if "status of 400" not in message] == []
+
+
+@pytest.fixture
+def page(server, folder, browser, tmp_path):
+    """The page with an image of two classes."""
+    from selenium.webdriver.common.by import By
+
+    browser.get(server.address)
+    image = np.zeros((60, 90, 3), np.uint8)
+    image[:, :45], image[:, 45:] = (40, 90, 255), (255, 60, 40)
+    (tmp_path / "two.png").write_bytes(png(image))
+    until(browser, "document.getElementById('about').textContent.includes('toy')")
+    browser.find_element(By.ID, "file").send_keys(str(tmp_path / "two.png"))
+    until(browser, "document.querySelectorAll('#found li').length > 0")
+    browser.image = image
+    return browser
+
+
+def until(page, condition: str) -> None:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    WebDriverWait(page, 30).until(lambda _: page.execute_script(f"return {condition}"))
+
+
+def choose(page, name: str, value: str) -> None:
+    page.execute_script(
+        "const field = document.getElementById(arguments[0]); field.value = arguments[1]; field.dispatchEvent(new Event('change'))",
+        name,
+        value,
+    )
+
+
+def shown(page) -> list[tuple[str, float]]:
+    """What the page lists: label and score, to three digits."""
+    rows = page.execute_script(
+        "return [...document.querySelectorAll('#found li')].map(row => [row.children[1].textContent, row.children[2].textContent])"
+    )
+    return [(label, float(score)) for label, score in rows]
+
+
+def found_by(folder, model, image, **options) -> list[tuple[str, float]]:
+    with Detector(folder / f"{model}.onnx", threads=1, **{"threshold": 0.5, **options}) as detector:
+        found = detector(image)
+    return [(label, round(float(score), 3)) for label, score in zip(found.labels, found.scores, strict=True)]
+
+
+def check(got: list[tuple[str, float]], wanted: list[tuple[str, float]]) -> None:
+    assert [label for label, _ in got] == [label for label, _ in wanted]
+    np.testing.assert_allclose([score for _, score in got], [score for _, score in wanted], atol=0.0011)
+
+
+def test_a_slider_for_each_class(page, folder):
+    """One that is moved keeps its value; the others follow the slider above."""
+    labels = page.execute_script("return [...document.querySelectorAll('#sliders label')].map(row => row.dataset.label)")
+    assert len(labels) > 1 and labels == sorted(labels)
+    move = "const s = document.querySelectorAll('#sliders input')[0]; s.value = 0.95; s.dispatchEvent(new Event('input'))"
+    page.execute_script(move)
+    wanted = found_by(folder, "toy", page.image, class_thresholds={labels[0]: 0.95})
+    check(shown(page), wanted)
+    page.execute_script("const t = document.getElementById('threshold'); t.value = 0.1; t.dispatchEvent(new Event('input'))")
+    wanted = found_by(folder, "toy", page.image, threshold=0.1, class_thresholds={labels[0]: 0.95})
+    check(shown(page), wanted)
+    assert len(wanted) > 1
+    page.execute_script("document.getElementById('reset').click()")
+    check(shown(page), found_by(folder, "toy", page.image, threshold=0.1))
+
+
+def test_tiles(page, folder):
+    from detrt.data.tiles import Tiling
+
+    page.execute_script("document.getElementById('tile').append(Object.assign(document.createElement('option'), {value: '40'}))")
+    choose(page, "tile", "40")
+    until(page, "document.querySelectorAll('.view .tiles i').length > 0")
+    wanted = found_by(folder, "toy", page.image, tile=40)
+    check(shown(page), wanted)
+    outlines = page.execute_script(
+        "return [...document.querySelectorAll('.view .tiles i')].map(t => [t.style.top, t.style.left, t.style.height, t.style.width])"
+    )
+    got = np.array([[float(side.rstrip("%")) for side in outline] for outline in outlines]) * [0.6, 0.9, 0.6, 0.9]
+    windows = Tiling((40, 40)).windows((60, 90))[:-1]
+    np.testing.assert_allclose(got, [(y0, x0, y1 - y0, x1 - x0) for y0, x0, y1, x1 in windows], atol=0.51)
+    choose(page, "tile", "")
+    until(page, "document.querySelectorAll('.view .tiles i').length === 0")
+
+
+def test_two_models_side_by_side(page, folder):
+    choose(page, "beside", "masked")
+    until(page, "document.querySelectorAll('.view')[1].querySelectorAll('.box').length > 0")
+    captions = page.execute_script("return [...document.querySelectorAll('figcaption')].map(one => one.textContent)")
+    for name, caption in zip(("toy", "masked"), captions, strict=True):
+        assert caption.startswith(f"{name}: {len(found_by(folder, name, page.image))} object")
+    places = page.execute_script("return [...document.querySelectorAll('.view')].map(v => v.getBoundingClientRect().toJSON())")
+    assert places[0]["right"] <= places[1]["left"] and places[0]["top"] == places[1]["top"]
+    told = page.execute_script("return JSON.parse(document.getElementById('json').textContent).map(one => one.model)")
+    assert told == ["toy", "masked"]
+    choose(page, "beside", "")
+    until(page, "document.querySelectorAll('.view')[1].hidden && document.querySelectorAll('figcaption')[0].textContent === ''")
+
+
+def test_a_webcam(page):
+    before = page.execute_script("return document.querySelector('.image').src")
+    page.execute_script("document.getElementById('webcam').click()")
+    frames = set()
+    for _ in range(3):
+        known = page.execute_script("return document.querySelector('.image').src")
+        until(page, f"document.querySelector('.image').src !== '{known}'")
+        frames.add(page.execute_script("return document.querySelector('.image').src"))
+    assert len(frames) == 3 and before not in frames
+    told = page.execute_script("return JSON.parse(document.getElementById('json').textContent).images[0]")
+    until(page, "document.querySelector('.image').naturalWidth > 0")
+    size = page.execute_script("const i = document.querySelector('.image'); return [i.naturalWidth, i.naturalHeight]")
+    assert [told["width"], told["height"]] == size
+    page.execute_script("document.getElementById('webcam').click()")
+    assert page.execute_script("return document.getElementById('webcam').textContent") == "Webcam"
+    until(page, "!document.body.classList.contains('busy')")
+    last = page.execute_script("return document.querySelector('.image').src")
+    time.sleep(0.5)
+    assert page.execute_script("return document.querySelector('.image').src") == last
+    severe = [entry["message"] for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
+    assert severe == []

@@ -22,6 +22,7 @@ def browser(tmp_path: Path) -> Iterator[Any]:
     options = webdriver.ChromeOptions()
     options.binary_location = BROWSER
     flags = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking disable-component-update"
+    flags += " use-fake-device-for-media-stream use-fake-ui-for-media-stream"  # a webcam of a moving picture
     for flag in [*flags.split(), "disable-sync", "window-size=1280,860", f"user-data-dir={tmp_path / 'profile'}"]:
         options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})

@@ -1,8 +1,17 @@
 "use strict";
-// The page of `detrt serve`: one image to /v1/detect, its masks and boxes over it. Texts of models and files go through textContent only.
-const FLOOR = 0.05; // the server is asked once with this threshold; the slider then hides and shows
+// The page of `detrt serve`: one image to /v1/detect, for one model or two side by side, its masks and boxes over it; or the frames of a
+// webcam, one after the other. Texts of models and files go through textContent only.
+const FLOOR = 0.05; // the server is asked once with this threshold; the sliders then hide and show
+const OVERLAP = 0.2; // the server's own, for the outlines of the tiles
+const FRAME_SIDE = 1280; // of a webcam, in pixels, and the pause after each answer in ms
+const PAUSE_MS = 30;
 const $ = (id) => document.getElementById(id);
-const state = { models: [], file: null, answer: null, running: null };
+const views = [...document.querySelectorAll(".view")].map((figure) => ({
+  figure, frame: figure.querySelector(".frame"), image: figure.querySelector(".image"), masks: figure.querySelector(".masks"),
+  tiles: figure.querySelector(".tiles"), boxes: figure.querySelector(".boxes"), caption: figure.querySelector("figcaption"),
+}));
+// answers: of the models of both views. own: thresholds of classes that were moved. camera: the stream of a webcam.
+const state = { models: [], file: null, answers: [], running: null, own: new Map(), camera: null };
 
 function element(tag, properties = {}, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
@@ -53,8 +62,7 @@ function runs(text) {
 
 // The masks of the detections shown, at most this many pixels wide and high: the browser scales them with the image.
 const MASK_SIDE = 4096;
-function drawMasks(width, height, shown) {
-  const canvas = $("masks");
+function drawMasks(canvas, width, height, shown) {
   const scale = Math.min(1, MASK_SIDE / Math.max(width, height));
   canvas.width = Math.max(1, Math.round(width * scale));
   canvas.height = Math.max(1, Math.round(height * scale));
@@ -85,92 +93,205 @@ async function loadModels() {
     if ($("lock").hidden) setTimeout(loadModels, 1500); // the models are still being loaded
     return;
   }
-  const chosen = $("model").value;
-  $("model").replaceChildren(...state.models.map((model) => element("option", { value: model.name, textContent: model.name })));
-  if (state.models.some((model) => model.name === chosen)) $("model").value = chosen;
+  const options = () => state.models.map((model) => element("option", { value: model.name, textContent: model.name }));
+  for (const [id, first] of [["model", []], ["beside", [element("option", { value: "", textContent: "no other model" })]]]) {
+    const chosen = $(id).value;
+    $(id).replaceChildren(...first, ...options());
+    if (state.models.some((model) => model.name === chosen)) $(id).value = chosen;
+  }
+  $("compare").hidden = state.models.length < 2;
   fail("");
   showModel();
 }
 
-function currentModel() {
-  return state.models.find((model) => model.name === $("model").value);
+function chosenModels() {
+  return [$("model").value, $("beside").value].map((name) => state.models.find((model) => model.name === name)).filter(Boolean);
 }
 
 function showModel() {
-  const model = currentModel();
-  if (!model) return;
-  $("ask").hidden = !model.takes_prompt;
-  $("show").hidden = !model.takes_query_images;
-  const what = model.takes_prompt ? "takes a prompt" : `${model.classes.length} classes`;
-  $("about").textContent = `${model.name} · ${what} · ${model.input.height}×${model.input.width} · ${model.backend}`;
+  const models = chosenModels();
+  if (!models.length) return;
+  $("ask").hidden = !models.some((model) => model.takes_prompt);
+  $("show").hidden = !models.some((model) => model.takes_query_images);
+  views[1].figure.hidden = models.length < 2;
+  const words = models.map((model) => {
+    const what = model.takes_prompt ? "takes a prompt" : `${model.classes.length} classes`;
+    return `${model.name} · ${what} · ${model.input.height}×${model.input.width} · ${model.backend}`;
+  });
+  $("about").textContent = words.join("   |   ");
+}
+
+function showImage(file) {
+  const address = URL.createObjectURL(file);
+  URL.revokeObjectURL(views[0].image.src);
+  for (const view of views) view.image.src = address;
+  $("drop").hidden = true;
+  $("views").hidden = false;
+  $("again").disabled = $("other").disabled = false;
 }
 
 function take(file) {
   if (!file) return;
+  stopCamera();
   state.file = file;
-  state.answer = null;
-  URL.revokeObjectURL($("image").src);
-  $("image").src = URL.createObjectURL(file);
-  $("drop").hidden = true;
-  $("view").hidden = false;
-  $("again").disabled = $("other").disabled = false;
+  state.answers = [];
+  showImage(file);
   draw();
   detect();
 }
 
-async function detect() {
-  const model = currentModel();
-  if (!state.file || !model) return;
-  const query = model.takes_query_images ? $("query").files[0] : null;
-  if (model.takes_prompt && !query && !$("prompt").value.trim()) {
-    fail("Say what to find: this model needs a prompt.");
-    $("prompt").focus();
-    return;
-  }
-  if (state.running) state.running.abort();
-  const running = (state.running = new AbortController());
+function formFor(model, query) {
   const form = new FormData();
   form.append("images", state.file, state.file.name || "pasted");
   form.append("model", model.name);
   form.append("threshold", FLOOR);
-  if (query) form.append("query_images", query, query.name);
+  if ($("tile").value) form.append("tile", $("tile").value);
+  if (query && model.takes_query_images) form.append("query_images", query, query.name);
   else if (model.takes_prompt) form.append("prompt", $("prompt").value);
-  document.body.classList.add("busy");
+  return form;
+}
+
+async function ask(model, query, signal) {
   const start = performance.now();
+  const answer = await fetchJson("v1/detect", { method: "POST", body: formFor(model, query), signal });
+  return { ...answer, tile: Number($("tile").value), seen_ms: performance.now() - start };
+}
+
+// Asks all chosen models; whether all answered.
+async function detect() {
+  const models = chosenModels();
+  if (!state.file || !models.length) return false;
+  const query = $("query").files[0];
+  if (models.some((model) => model.takes_prompt && !(query && model.takes_query_images)) && !$("prompt").value.trim()) {
+    fail("Say what to find: this model needs a prompt.");
+    $("prompt").focus();
+    return false;
+  }
+  if (state.running) state.running.abort();
+  const running = (state.running = new AbortController());
+  document.body.classList.add("busy");
   try {
-    const answer = await fetchJson("v1/detect", { method: "POST", body: form, signal: running.signal });
-    state.answer = { ...answer, seen_ms: performance.now() - start };
+    state.answers = await Promise.all(models.map((model) => ask(model, query, running.signal)));
     fail("");
   } catch (error) {
-    if (error.name === "AbortError") return;
-    state.answer = null;
+    if (error.name === "AbortError") return false;
+    state.answers = [];
     fail(error.message);
   }
-  if (state.running === running) {
-    state.running = null;
-    document.body.classList.remove("busy");
-    draw();
+  if (state.running !== running) return false;
+  state.running = null;
+  document.body.classList.remove("busy");
+  if (!state.camera) draw(); // a frame of a webcam is shown with its boxes
+  return state.answers.length > 0;
+}
+
+// The webcam: a frame is sent when the answer to the one before has come, and is shown with it.
+async function startCamera() {
+  let stream;
+  try {
+    stream = await navigator.mediaDevices.getUserMedia({ video: { width: { ideal: FRAME_SIDE } } });
+  } catch (error) {
+    fail(`The webcam cannot be used: ${error.message}`);
+    return;
+  }
+  state.camera = stream;
+  $("webcam").textContent = "Stop";
+  document.body.classList.add("camera");
+  const video = element("video", { srcObject: stream, muted: true, playsInline: true });
+  await video.play();
+  const canvas = element("canvas");
+  while (state.camera === stream) {
+    const scale = Math.min(1, FRAME_SIDE / Math.max(video.videoWidth, video.videoHeight));
+    canvas.width = Math.round(video.videoWidth * scale);
+    canvas.height = Math.round(video.videoHeight * scale);
+    canvas.getContext("2d").drawImage(video, 0, 0, canvas.width, canvas.height);
+    const frame = await new Promise((done) => canvas.toBlob(done, "image/jpeg", 0.9));
+    if (state.camera !== stream) break;
+    state.file = new File([frame], "webcam.jpg", { type: "image/jpeg" });
+    const answered = await detect();
+    if (state.camera !== stream) break;
+    if (answered) {
+      showImage(state.file);
+      draw();
+    } else if (!state.running) {
+      stopCamera(); // what is wrong is said, and would be wrong with the next frame
+    }
+    await new Promise((done) => setTimeout(done, PAUSE_MS));
   }
 }
 
+function stopCamera() {
+  if (!state.camera) return;
+  for (const track of state.camera.getTracks()) track.stop();
+  state.camera = null;
+  $("webcam").textContent = "Webcam";
+  document.body.classList.remove("camera");
+}
+
+function thresholdOf(label) {
+  return state.own.get(label) ?? Number($("threshold").value);
+}
+
+// A slider for each class that was found; one that was moved keeps its value, the others follow the slider above.
+function drawSliders() {
+  const labels = new Set([...state.own.keys(), ...state.answers.flatMap((answer) => answer.images[0].detections.map((found) => found.label))]);
+  $("classes").hidden = labels.size < 2;
+  const known = new Map([...$("sliders").children].map((row) => [row.dataset.label, row]));
+  const rows = [...labels].sort().map((label) => {
+    const row = known.get(label) ?? sliderOf(label);
+    row.querySelector("input").value = thresholdOf(label);
+    row.querySelector("output").textContent = thresholdOf(label).toFixed(2);
+    return row;
+  });
+  if (rows.length !== known.size || rows.some((row, index) => row !== $("sliders").children[index])) $("sliders").replaceChildren(...rows);
+}
+
+function sliderOf(label) {
+  const { min, max, step } = $("threshold");
+  const slider = element("input", { type: "range", min, max, step });
+  slider.addEventListener("input", () => {
+    state.own.set(label, Number(slider.value));
+    draw();
+  });
+  const row = element("label", {}, element("span", {}, element("span", { textContent: label }), element("output")), slider);
+  row.dataset.label = label;
+  return row;
+}
+
 function draw() {
-  const answer = state.answer;
-  $("boxes").replaceChildren();
-  drawMasks(1, 1, []);
+  const answer = state.answers[0];
   $("found").replaceChildren();
   $("times").hidden = !answer;
-  $("json").textContent = answer ? JSON.stringify({ model: answer.model, time_ms: answer.time_ms, images: answer.images }, null, 1) : "";
+  const told = state.answers.map(({ model, time_ms, images }) => ({ model, time_ms, images }));
+  $("json").textContent = answer ? JSON.stringify(told.length > 1 ? told : told[0], null, 1) : "";
   $("total").textContent = "";
+  drawSliders();
+  const shown = views.map((view, index) => drawView(view, state.answers[index], index === 0));
   if (!answer) {
     $("count").textContent = state.file ? "…" : "No image yet";
     return;
   }
-  const { width, height, detections } = answer.images[0];
-  const shown = detections.filter((found) => found.score > Number($("threshold").value));
-  $("count").textContent = shown.length === 1 ? "1 object" : `${shown.length} objects`;
+  $("count").textContent = counted(shown[0]);
   $("total").textContent = `${answer.seen_ms.toFixed(0)} ms`;
   drawTimes(answer);
-  drawMasks(width, height, shown);
+}
+
+function counted(number) {
+  return number === 1 ? "1 object" : `${number} objects`;
+}
+
+// Masks, boxes and tiles of an answer over its image, and the list of the first view. How many are shown.
+function drawView(view, answer, listed) {
+  view.boxes.replaceChildren();
+  view.tiles.replaceChildren();
+  view.caption.textContent = "";
+  drawMasks(view.masks, 1, 1, []);
+  if (!answer) return 0;
+  const { width, height, detections } = answer.images[0];
+  const shown = detections.filter((found) => found.score > thresholdOf(found.label));
+  drawMasks(view.masks, width, height, shown);
+  drawTiles(view.tiles, answer.tile, width, height);
+  if (state.answers.length > 1) view.caption.textContent = `${answer.model}: ${counted(shown.length)}, ${answer.seen_ms.toFixed(0)} ms`;
   for (const found of shown) {
     const [x0, y0, x1, y1] = found.box_xyxy;
     const paint = colour(found.label);
@@ -178,22 +299,45 @@ function draw() {
     tag.style.background = paint;
     const box = element("div", { className: y0 / height < 0.05 ? "box low" : "box" }, tag);
     box.style.borderColor = paint;
-    box.style.left = `${(100 * x0) / width}%`;
-    box.style.top = `${(100 * y0) / height}%`;
-    box.style.width = `${(100 * (x1 - x0)) / width}%`;
-    box.style.height = `${(100 * (y1 - y0)) / height}%`;
+    place(box, x0, y0, x1, y1, width, height);
+    view.boxes.append(box);
+    if (!listed) continue;
     const mark = element("b");
     mark.style.background = paint;
     const name = element("span", { textContent: found.label, title: found.label });
     const row = element("li", { tabIndex: 0 }, mark, name, element("em", { textContent: found.score.toFixed(3) }));
     const light = (on) => {
-      for (const other of $("boxes").children) other.classList.toggle("dim", on && other !== box);
+      for (const other of view.boxes.children) other.classList.toggle("dim", on && other !== box);
       box.classList.toggle("lit", on);
     };
     for (const event of ["mouseenter", "focus"]) row.addEventListener(event, () => light(true));
     for (const event of ["mouseleave", "blur"]) row.addEventListener(event, () => light(false));
-    $("boxes").append(box);
     $("found").append(row);
+  }
+  return shown.length;
+}
+
+function place(box, x0, y0, x1, y1, width, height) {
+  box.style.left = `${(100 * x0) / width}%`;
+  box.style.top = `${(100 * y0) / height}%`;
+  box.style.width = `${(100 * (x1 - x0)) / width}%`;
+  box.style.height = `${(100 * (y1 - y0)) / height}%`;
+}
+
+// The tiles, all equal and spread evenly, as the server cuts them.
+function drawTiles(layer, tile, width, height) {
+  if (!tile) return;
+  const spread = (side) => {
+    const size = Math.min(side, tile);
+    const last = Math.ceil((side - size) / Math.max(1, Math.floor(size * (1 - OVERLAP))));
+    return Array.from({ length: last + 1 }, (_, i) => (i * (side - size)) / Math.max(1, last));
+  };
+  for (const y of spread(height)) {
+    for (const x of spread(width)) {
+      const outline = element("i");
+      place(outline, x, y, x + Math.min(tile, width), y + Math.min(tile, height), width, height);
+      layer.append(outline);
+    }
   }
 }
 
@@ -212,21 +356,31 @@ function drawTimes(answer) {
 }
 
 // A small image is shown up to twice its size, and none higher than the window.
-$("image").addEventListener("load", () => {
-  const { naturalWidth: width, naturalHeight: height } = $("image");
-  const most = Math.max(240, window.innerHeight - 136);
-  $("frame").style.width = `${Math.min(2 * width, (most * width) / height)}px`;
-});
+for (const view of views) {
+  view.image.addEventListener("load", () => {
+    const { naturalWidth: width, naturalHeight: height } = view.image;
+    const most = Math.max(240, window.innerHeight - 136);
+    view.frame.style.width = `${Math.min(2 * width, (most * width) / height)}px`;
+  });
+}
 $("file").addEventListener("change", (event) => {
   take(event.target.files[0]);
   event.target.value = "";
 });
 $("other").addEventListener("click", () => $("file").click());
-$("model").addEventListener("change", () => {
-  state.answer = null; // boxes, times and JSON of the other model
+for (const id of ["model", "beside"]) {
+  $(id).addEventListener("change", () => {
+    state.answers = []; // boxes, times and JSON of the other model
+    draw();
+    showModel();
+    detect();
+  });
+}
+$("tile").addEventListener("change", detect);
+$("webcam").addEventListener("click", () => (state.camera ? stopCamera() : startCamera()));
+$("reset").addEventListener("click", () => {
+  state.own.clear();
   draw();
-  showModel();
-  detect();
 });
 $("options").addEventListener("submit", (event) => {
   event.preventDefault();
