@@ -12,7 +12,7 @@
 namespace detrt {
 namespace {
 
-constexpr double same_iou = 0.5, same_smaller = 0.6, edge_part = 0.02, cut_weight = 0.5;
+constexpr double same_iou = 0.5, same_smaller = 0.6, edge_part = 0.02, cut_weight = 0.5, sure = 0.5;
 
 using Ends = std::pair<int, int>;
 
@@ -118,6 +118,8 @@ void find_objects(const std::vector<Piece*>& own, const std::vector<Window>& win
       for (std::size_t i = 0; i < own.size(); ++i)
         if (alive[i] && taken.count(own[i]->window) == 0 && same_object(*own[i], piece, windows)) {
           alive[i] = 0;
+          if (own[i]->found.score < static_cast<float>(sure) * own[best]->found.score)
+            continue;
           const Piece*& one = first[own[i]->window];
           if (one == nullptr || own[i]->found.score > one->found.score)
             one = own[i];

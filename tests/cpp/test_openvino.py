@@ -95,6 +95,38 @@ def test_tiles_and_what_they_show_are_those_of_python(program, shapes, choices, 
         assert got == row
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "columns"), [(5, 6), (6, 8)])
+def test_twenty_large_scenes_are_equal_everywhere(program, shapes, rows, columns, tmp_path):
+    """Python, C++ and the server, with the same model: every detection of 20 images of 4000x3000, at least 60 objects each."""
+    pytest.importorskip("fastapi", reason="needs the 'serve' extra")
+    import httpx
+    from serve_support import Server
+
+    paths = []
+    for seed in range(20):
+        paths.append(tmp_path / f"{seed}.png")
+        Image.fromarray(compose(seed, (3000, 4000), 60, rows=rows, columns=columns).image).save(paths[-1], compress_level=1)
+    done = run(program, shapes, *paths, "--json", "-", "--threads", "1", "--tile", "640", "-t", "0.3")
+    assert done.returncode == 0, done.stderr
+    native = [json.loads(line)["detections"] for line in done.stdout.splitlines()]
+    with Detector(shapes, backend="openvino", threads=1, threshold=0.3, tile=640) as detector:
+        here = [detector(path).to_list() for path in paths]
+    with Server(f"shapes={shapes}", "--backend", "openvino", "--workers", 1) as server:
+        served = []
+        for path in paths:
+            form = {"data": {"threshold": "0.3", "tile": "640"}, "files": {"images": path.read_bytes()}}
+            answer = httpx.post(f"{server.address}/v1/detect", timeout=300, **form)
+            served.append(answer.raise_for_status().json()["images"][0]["detections"])
+    assert min(map(len, here)) >= 60
+    for theirs in (native, served):
+        for got, known in zip(theirs, here, strict=True):
+            assert len(got) == len(known)
+            for one, mine in zip(got, known, strict=True):
+                assert one["score"] == pytest.approx(mine["score"], abs=1.5e-6)
+                assert {**one, "score": 0} == {**mine, "score": 0}
+
+
 def test_tiles_that_are_none(program, shapes, scenes):
     for arguments, message in [
         (["--overlap", "0.2"], "--overlap is of tiles, and there are none; give --tile HxW as well"),

@@ -10,7 +10,7 @@ The rules:
     same        two detections of one class and of different windows are one object where their IoU is at least 0.5; and where one of them
                 is cut, also by the IoU of their parts in what both windows show, or where a cut one lies in the other by at least 0.6
     box         the one with the best score, a cut one counting half; a cut one is joined with the other pieces of its object, one from
-                each window, and so are their masks
+                each window with at least half its score, and so are their masks
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..tasks.base import Window
 from .arguments import pixel_size, refuse
 
 SAME_IOU, SAME_SMALLER = 0.5, 0.6
-_EDGE, _CUT_WEIGHT = 0.02, 0.5
+_EDGE, _CUT_WEIGHT, _SURE = 0.02, 0.5, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,8 @@ def _objects(
             same = others[(iou >= SAME_IOU) | inside | part]
             alive[same] = False
             if cut[piece]:
-                ranked = same[np.argsort(-scores[same], kind="stable")]
+                sure = same[scores[same] >= _SURE * scores[best]]
+                ranked = sure[np.argsort(-scores[sure], kind="stable")]
                 first = np.unique(windows[ranked], return_index=True)[1]
                 pieces += ranked[first].tolist()  # the better one of a window
         found.append((best, pieces))
