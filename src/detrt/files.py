@@ -22,6 +22,7 @@ from .errors import DetrtError, OutputError, SpecError
 
 TEMPORARY = ".tmp"  # ends the names of what is not finished
 _TEMPORARY_NAME = re.compile(r"\.(.+)\.(?:\d+|[0-9a-f]{8})" + re.escape(TEMPORARY))  # of files a number
+_LONGEST_NAME = 200  # bytes, in the name of what is not finished: file systems take 255
 _FOLDER = "cannot write '{}': a folder has that name; give another output path"
 
 
@@ -231,11 +232,13 @@ def writing(path: Path | str, *, may_be_read: bool = False) -> Iterator[Path]:
         OutputError: the folder cannot be written, the disk is full, or the file is kept (`keeping`).
     """
     path = Path(path)
-    if not may_be_read and os.path.realpath(path) in _kept and not _is_stream(path):
+    with naming(path):  # a name may be too long to look at
+        is_stream = _is_stream(path)
+    if not may_be_read and os.path.realpath(path) in _kept and not is_stream:
         raise OutputError(f"'{path}' is read and would be replaced; give another output path")
     if not path.name:  # "." and "/", which have no name to put another beside
         raise OutputError(_FOLDER.format(path))
-    if _is_stream(path):
+    if is_stream:
         with naming(path):
             yield path
         return
@@ -308,6 +311,17 @@ def _lock(path: Path, *, wait: bool = False) -> int | None:
     return handle
 
 
+def short_name(name: str, longest: int) -> str:
+    """A name, or its start and a digest of it, so that names stay apart, where it has more than `longest` bytes (at least 40)."""
+    if len(os.fsencode(name)) <= longest:
+        return name
+    digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
+    start = name
+    while len(os.fsencode(start)) > longest - 17:
+        start = start[:-1]
+    return f"{start}-{digest}"
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Wait until no other process is in such a block with this folder."""
@@ -328,7 +342,7 @@ def temporary_folder(parent: Path, name: str) -> Iterator[Path]:
     """
     remove_dead(parent, name)
     while True:
-        path = parent / f".{name}.{uuid.uuid4().hex[:8]}{TEMPORARY}"
+        path = parent / f".{short_name(name, _LONGEST_NAME)}.{uuid.uuid4().hex[:8]}{TEMPORARY}"
         path.mkdir()
         try:
             handle = _lock(path)
@@ -347,7 +361,7 @@ def remove_dead(parent: Path, name: str = "") -> None:
     """Remove the temporary folders in `parent` whose process has ended without removing them. name: only those of this name."""
     for path in parent.iterdir() if parent.is_dir() else ():
         found = _TEMPORARY_NAME.fullmatch(path.name)
-        if found is None or name not in ("", found[1]) or path.is_symlink() or not path.is_dir():
+        if found is None or (name and short_name(name, _LONGEST_NAME) != found[1]) or path.is_symlink() or not path.is_dir():
             continue
         _remove_dead(path)
 
@@ -369,7 +383,7 @@ def _temporary_file(path: Path) -> Iterator[Path]:
         OSError: it cannot be made.
     """
     for number in itertools.count():
-        temporary = path.with_name(f".{path.name}.{number}{TEMPORARY}")
+        temporary = path.with_name(f".{short_name(path.name, _LONGEST_NAME)}.{number}{TEMPORARY}")
         if temporary.is_file() and not temporary.is_symlink():
             _remove_dead(temporary)
         try:
@@ -482,7 +496,7 @@ def write_text(path: Path | str, text: str) -> None:
 
 def remove_unfinished(folder: Path, names: Iterable[str]) -> None:
     """Remove the temporary files that `writing` files of these names in a folder left when it was killed; nobody may be writing them."""
-    wanted = set(names)
+    wanted = {short_name(name, _LONGEST_NAME) for name in names}
     for path in folder.iterdir():
         found = _TEMPORARY_NAME.fullmatch(path.name)
         if found is not None and found[1] in wanted and not path.is_dir():

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,12 @@ from ..data.live import LiveSource
 from ..data.result import WRITTEN_SUFFIXES, crops_of, save_image
 from ..data.video import video_facts, video_writer
 from ..errors import OutputError
-from ..files import writing
+from ..files import short_name, writing
 from .run import ImageResult
 
+_FRAME = re.compile(r"(.+)-\d{6,}")
+_RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}  # by Windows
+_LONGEST_FOLDER = 100  # bytes
 _LIVE_FPS = 30  # in the header; the frames have their own times
 
 
@@ -49,7 +52,9 @@ class AnnotatedCopies:
         self.every = every
         sources = {Path(os.path.abspath(source.path)): source for source in inputs}
         root = os.path.commonpath([path.parent for path in sources]) if sources else ""
-        self._paths = {source: self.folder / _copy_name(path.relative_to(root), source.kind) for path, source in sources.items()}
+        names = _copy_names({source: path.relative_to(root) for path, source in sources.items()})
+        # Of a file that is given by two names there is one copy.
+        self._paths = {source: self.folder / names[sources[Path(os.path.abspath(source.path))]] for source in inputs}
         for source, target in self._paths.items():
             replaced = sources.get(Path(os.path.abspath(target)))
             if replaced is not None and not replaced.address:
@@ -92,7 +97,7 @@ class ObjectFiles:
     """Writes what was found in images and frames to folders: labels in YOLO's format, a file per image, and crops, a folder per class.
 
     Names are those of the images, `street.txt` and `person/street-0.jpg`, with the subfolders in which the inputs differ; frames of videos
-    have their number, `drive-000012.txt`. Inputs that differ in their suffix alone keep it.
+    have their number, `drive-000012.txt`. Inputs whose files would have one name keep their suffix.
 
     Raises:
         OutputError: a file cannot be written.
@@ -102,12 +107,8 @@ class ObjectFiles:
         self._labels, self._crops = labels, crops
         paths = [Path(os.path.abspath(source.path)) for source in inputs]
         root = os.path.commonpath([path.parent for path in paths]) if paths else ""
-        names = [path.relative_to(root) for path in paths]
-        several = Counter(name.with_suffix("") for name in names)
-        self._names = {
-            source: name if several[name.with_suffix("")] > 1 else name.with_suffix("")
-            for source, name in zip(inputs, names, strict=True)
-        }
+        names = {source: path.relative_to(root) for source, path in zip(inputs, paths, strict=True)}
+        self._names = _names_without_suffix(names)
 
     def save(self, found: ImageResult) -> None:
         """Write the files of one image or frame."""
@@ -122,8 +123,7 @@ class ObjectFiles:
             return
         pixels = load_image(read_input(found.input) if found.image is None else found.image)
         for number, (label, crop) in enumerate(zip(record.detections.labels, crops_of(pixels, record.detections), strict=True)):
-            folder = re.sub(r"[^\w -]+", "_", label).strip() or "_"  # a label may hold anything, also ".."
-            save_image(Image.fromarray(crop), self._crops / folder / f"{name}-{number}.jpg")
+            save_image(Image.fromarray(crop), self._crops / _folder_name(label) / f"{name}-{number}.jpg")
 
 
 class StreamCopies:
@@ -190,8 +190,47 @@ def _stream_name(path: str) -> str:
     return re.sub(r"[^\w.-]+", "_", name).strip("._") or "camera"
 
 
-def _copy_name(relative: Path, kind: str) -> Path:
-    suffix = relative.suffix.lower()
-    if kind == "video":
-        return relative if suffix == ".mp4" else relative.with_name(relative.name + ".mp4")
-    return relative if suffix in WRITTEN_SUFFIXES else relative.with_name(relative.name + ".png")
+def _copy_names(names: Mapping[Input, Path]) -> dict[Input, Path]:
+    """The name of the copy of each input, in a format that is written, no two of them one."""
+    found = {}
+    taken = {_key(name) for name in names.values()}
+    for source, name in names.items():
+        suffixes, added = ((".mp4",), ".mp4") if source.kind == "video" else (WRITTEN_SUFFIXES, ".png")
+        if name.suffix.lower() not in suffixes:
+            name = name.with_name(name.name + added)
+            while _key(name) in taken:  # of an input that has it, or of its copy
+                name = name.with_name(name.name + added)
+            taken.add(_key(name))
+        found[source] = name
+    return found
+
+
+def _names_without_suffix(names: Mapping[Input, Path]) -> dict[Input, Path]:
+    """The names without their suffix, where no other input has the same name then, nor the name of a frame of a video."""
+    found = {source: name.with_suffix("") for source, name in names.items()}
+    while True:
+        used: dict[str, list[Input]] = {}
+        for source, name in found.items():
+            used.setdefault(_key(name), []).append(source)
+        clashes = [sources for sources in used.values() if len(sources) > 1]
+        for key, sources in used.items():
+            if frame := _FRAME.fullmatch(key):
+                videos = [source for source in used.get(frame[1], ()) if source.kind == "video"]
+                clashes += [[*sources, *videos]] * bool(videos)
+        again = {source: names[source] for sources in clashes for source in sources if found[source] != names[source]}
+        if not again:
+            return found
+        found |= again
+
+
+def _key(name: Path) -> str:
+    """What a file system without upper and lower case tells names apart by."""
+    return name.as_posix().casefold()
+
+
+def _folder_name(label: str) -> str:
+    """A folder for a class: its name, which may hold anything. What had to be changed, such as "..", gets a digest that tells it apart."""
+    name = re.sub(r"[^\w -]+", "_", label).strip()
+    if name == label and name and name.casefold() not in _RESERVED:
+        return short_name(name, _LONGEST_FOLDER)
+    return short_name(f"{name or '_'}-{hashlib.sha256(label.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}", _LONGEST_FOLDER)
