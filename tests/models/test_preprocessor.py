@@ -281,7 +281,7 @@ def test_without_a_folder_no_file_is_read(tiny, tmp_path, monkeypatch):
         ('{"do_pad": true, "pad_size": {"height": 704, "width": 704}}', "pad_size .* around images of size"),
         ('{"do_pad": true, "pad_size": {"height": 704}}', "pad_size .*it must have height and width"),
         ('{"do_center_crop": true, "crop_size": 320}', "do_center_crop True, which detrt does not know"),
-        ('{"size_divisor": 32}', "size_divisor 32, which detrt does not know; remove the key if"),
+        ('{"patch_limit": 32}', "patch_limit 32, which detrt does not know; remove the key if"),
         ('{"data_format": "channels_last"}', "data_format 'channels_last'"),
         ('{"image_processor_type": "ViTImageProcessor"}', "image_processor_type 'ViTImageProcessor'.*knows DetrImageProcessor"),
     ],

@@ -63,7 +63,7 @@ def test_same_function(name, rewrite, tiny, monkeypatch):
     with rewrites(tiny(name).module, wanted(tiny(name).family.name, rewrite)):
         inside = run(tiny(name))
     for a, b in zip(before, inside, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=2e-6)
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-6 * max(1.0, float(a.abs().max())))
 
 
 @pytest.mark.parametrize(("name", "rewrite"), ONE_OF_EACH)
@@ -182,7 +182,7 @@ def test_a_family_that_a_version_lacks_is_named(installed):
 def test_every_rewrite_of_a_family_has_a_place(family, tiny):
     module = modeling_module(tiny(family.name).module)
     check_places(module, family.rewrites)
-    assert all(family.rewrites.values()) and set(family.rewrites) <= set(REWRITES)
+    assert all(family.rewrites.values()) and set(family.rewrites) <= {*REWRITES, *family.own_rewrites}
 
 
 def test_changed_code_is_refused_by_name(tiny, monkeypatch):
@@ -240,7 +240,7 @@ def test_fingerprint_ignores_white_space_at_line_ends(tmp_path, monkeypatch):
 
 def test_find():
     assert find(module_under_test, "fingerprint") is fingerprint
-    assert find(module_under_test, "_TorchForTracing.linspace") is module_under_test._TorchForTracing.linspace
+    assert find(module_under_test, "TorchForTracing.linspace") is module_under_test.TorchForTracing.linspace
     assert find(module_under_test, "Absent.forward") is None
 
 

@@ -125,8 +125,8 @@ def load_folder(
     row = next((one for one in BY_NAME.values() if name in one.classes), row)
     if name.endswith("Segmentation") and not name.endswith(MASK_CLASS) and name not in row.classes:
         raise SourceError(
-            f"'{ref}' is a {name}, for panoptic or semantic segmentation; detrt reads detectors, and instance masks of RF-DETR-Seg, "
-            f"D-FINE-seg, ECSeg and EoMT; give one of those, e.g. hf:{first_example()}"
+            f"'{ref}' is a {name}, for panoptic or semantic segmentation; detrt reads detectors, also those with instance masks (see: "
+            f"`info(families=True)`); give one of those, e.g. hf:{first_example()}"
         )
     if why := why_unsupported(row):
         raise SourceError(f"'{ref}' {why}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ _IDLE = (
 _IDLE_VALUES = {"data_format": "channels_first", "do_convert_rgb": True}
 _READ = (
     *("do_resize", "size", "max_size", "resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std"),
-    *("do_pad", "pad_and_return_pixel_mask", "pad_size", "do_split_image", "rescale"),
+    *("do_pad", "pad_and_return_pixel_mask", "pad_size", "do_split_image", "rescale", "size_divisor"),
 )
 
 
@@ -127,7 +127,6 @@ def read_input_spec(
     origin = f"'{found[0]}'" if found else f"the configuration of this {family.title}"
     try:
         data = _family_settings(family, config) if found is None else found[1]
-        _refuse_unknown(data)
         return _ConfigReader(data, family, config, stated=found is not None).input_spec(wanted)
     except _ResizeRefused as error:
         advice = "" if "`resize=" in str(error) else "; `resize=HEIGHTxWIDTH` stretches images to one size"
@@ -170,9 +169,9 @@ def _family_settings(family: Family, config: Any) -> dict[str, Any]:
     return {"size": size, "do_normalize": family.normalize, "do_pad": family.mask or family.processor.square}
 
 
-def _refuse_unknown(data: Mapping[str, Any]) -> None:
+def _refuse_unknown(data: Mapping[str, Any], idle: Collection[str]) -> None:
     for key, value in data.items():
-        if key in _READ or key in _IDLE or value in (False, "", [], {}) or _IDLE_VALUES.get(key) == value:
+        if key in (*_READ, *_IDLE, *idle) or value in (False, "", [], {}) or _IDLE_VALUES.get(key) == value:
             continue
         if key in _IDLE_VALUES:
             raise _Refused(f"{key} {value!r}")
@@ -191,6 +190,7 @@ class _ConfigReader:
         if found is None:
             names = ", ".join(f"{one}ImageProcessor" for one in known)
             raise _Refused(f"image_processor_type {name!r}, which detrt does not know; it knows {names}")
+        _refuse_unknown(data, found.idle)
         self._processor = found
         self._data = {**found.settings, **data}
         for key, value in data.items():
@@ -261,14 +261,23 @@ class _ConfigReader:
             # The order in which transformers looks for them, where a file has several.
             for pair in (("shortest_edge", "longest_edge"), ("max_height", "max_width"), ("height", "width")):
                 if all(size.get(key) for key in pair):
-                    return {key: int(size[key]) for key in pair}
+                    return self._divided({key: int(size[key]) for key in pair})
         raise ValueError(f"size {size!r}; transformers resizes by shortest_edge and longest_edge, max_height and max_width, or "
                          "height and width")  # fmt: skip
+
+    def _divided(self, size: dict[str, int]) -> dict[str, int]:
+        """Sides rounded up to multiples of size_divisor."""
+        divisor = int(self._data.get("size_divisor") or 1)
+        if divisor > 1 and "height" not in size:
+            raise _Refused(
+                f"size_divisor {divisor} with size {size}: each side is rounded up by itself, so that images lose their aspect ratio"
+            )
+        return {key: -(-side // divisor) * divisor for key, side in size.items()}
 
     def _pad_size(self, size: Mapping[str, int]) -> dict[str, int] | None:
         data = self._data
         pad = data.get("pad_size")
-        if not data.get("pad_and_return_pixel_mask", data["do_pad"]) or pad is None:
+        if not data.get("pad_and_return_pixel_mask", data.get("do_pad", True)) or pad is None:
             return None
         if isinstance(pad, int) and not isinstance(pad, bool):
             pad = {"height": pad, "width": pad}

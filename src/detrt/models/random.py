@@ -155,15 +155,18 @@ def settle_batch_norms(module: torch.nn.Module, generator: torch.Generator) -> N
         norm.eval()
 
 
-def centre_prototypes(module: torch.nn.Module, generator: torch.Generator) -> None:
-    """Give the maps that masks are sums of the mean 0 on images of noise, in place: otherwise a mask is the whole image or nothing."""
-    last: Any = module.get_submodule("model.encoder.encoder_mask_output.conv")
+def centre(module: torch.nn.Module, layer: Any, generator: torch.Generator) -> None:
+    """Give the last output of a convolution or linear layer the mean 0 on images of noise, in place.
+
+    Of the maps that masks are sums of: otherwise a mask is the whole image or nothing.
+    """
     seen: list[torch.Tensor] = []
-    handle = last.register_forward_hook(lambda conv, inputs, output: seen.append(output))
+    handle = layer.register_forward_hook(lambda layer, inputs, output: seen.append(output))
     with torch.no_grad():
         module.eval()(pixel_values=_noise(2, generator))
     handle.remove()
-    last.bias.data -= seen[0].mean((0, 2, 3))
+    channels = 1 if isinstance(layer, torch.nn.Conv2d) else -1
+    layer.bias.data -= seen[-1].transpose(0, channels).flatten(1).mean(1)
 
 
 def _settle_projection(projection: torch.nn.Conv2d, module: torch.nn.Module, generator: torch.Generator) -> None:

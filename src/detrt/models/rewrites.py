@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..errors import ExportError
-from .families import TESTED
-from .hooks import box_of_mask
+from .families import BY_NAME, TESTED
 from .ops.msda import ms_deform_attn
 from .source import transformers_version
 
@@ -49,7 +48,7 @@ def traced_sizes(shapes: Sequence[Sequence[Any]] | Tensor) -> Tensor:
     return torch.stack(rows)
 
 
-class _TorchForTracing:
+class TorchForTracing:
     """`torch` for one modeling module, with the two calls that turn traced sizes into constants replaced."""
 
     def __getattr__(self, name: str) -> Any:
@@ -118,33 +117,7 @@ def _msda_patches(module: ModuleType, model: nn.Module) -> list[Patch]:
 
 
 def _shape_patches(module: ModuleType, model: nn.Module) -> list[Patch]:
-    return [(module, "torch", _TorchForTracing())]
-
-
-class _TorchForDocuments(_TorchForTracing):
-    """`torch` for PP-DocLayoutV2 and V3: an operator that ONNX lacks, and no outputs of layers but the last, which alone are read."""
-
-    @staticmethod
-    def take_along_dim(data: Tensor, indices: Tensor, dim: int) -> Tensor:
-        return data.gather(dim, indices)
-
-    @staticmethod
-    def argsort(data: Tensor, dim: int = -1, descending: bool = False) -> Tensor:
-        # The key of a flag and its position is unique: the order does not depend on how a runtime orders equal values.
-        place = torch.arange(data.shape[dim], device=data.device)
-        return torch.argsort(data.to(torch.float32) * data.shape[dim] - place, dim=dim, descending=descending)
-
-    @staticmethod
-    def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-        return tensors[-1].unsqueeze(1) if dim == 1 else torch.stack(tuple(tensors), dim)
-
-
-def _document_patches(module: ModuleType, model: nn.Module) -> list[Patch]:
-    return [(module, "torch", _TorchForDocuments())]
-
-
-def _document_mask_patches(module: ModuleType, model: nn.Module) -> list[Patch]:
-    return [*_document_patches(module, model), (module, "mask_to_box_coordinate", box_of_mask)]
+    return [(module, "torch", TorchForTracing())]
 
 
 def _frozen_position_patches(module: ModuleType, model: nn.Module) -> list[Patch]:
@@ -189,6 +162,7 @@ class SteadyBorder(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+# Those that several families share; `Family.own_rewrites` has the others.
 REWRITES: dict[str, Rewrite] = {
     "msda": Rewrite("deformable attention becomes one op, lowered late", _msda_patches),
     "symbolic_shapes": Rewrite(
@@ -197,16 +171,17 @@ REWRITES: dict[str, Rewrite] = {
     "frozen_positions": Rewrite(
         "the antialiased bicubic resize of the position table exists in no TensorRT version", _frozen_position_patches
     ),
-    "document_order": Rewrite("take_along_dim is no operator of ONNX, and equal values have no order there", _document_patches),
-    "document_masks": Rewrite(
-        "masks of every layer would be computed and stored, and boxes of masks are no selections that can be forced",
-        _document_mask_patches,
-    ),
     # Nothing is replaced: detrt's own modules compute what these places compute, and must know when they change.
     "tensors_only": Rewrite(
         "prompted detectors are traced as detrt's own modules over the library's weights", lambda module, model: []
     ),
 }
+
+
+def rewrite_of(name: str) -> Rewrite:
+    """A rewrite by the name that the rows of the families have it under."""
+    own = {name: given for family in BY_NAME.values() for name, given in family.own_rewrites.items()}
+    return REWRITES[name] if name in REWRITES else own[name]()
 
 
 def fingerprint(function: Any) -> str:
@@ -271,7 +246,7 @@ def rewrites(model: nn.Module, wanted: Wanted) -> Iterator[None]:
         for name, places in wanted.items():
             assert module is not None
             check_places(module, {name: places})
-            for target, attribute, replacement in REWRITES[name].patches(module, model):
+            for target, attribute, replacement in rewrite_of(name).patches(module, model):
                 undo.append((target, attribute, vars(target).get(attribute, _MISSING)))
                 setattr(target, attribute, replacement)
         yield

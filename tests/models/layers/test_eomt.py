@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 transformers = pytest.importorskip("transformers", reason="needs the 'export' extra")
-eomt = pytest.importorskip("detrt.models.layers.eomt", reason="needs a transformers that has EoMT with DINOv3")
+pytest.importorskip("detrt.models.layers.eomt", reason="needs a transformers that has EoMT with DINOv3")
 
 from checkpoint_folders import save_folder
 
@@ -17,6 +17,7 @@ from detrt.backends.torch.session import TorchSession
 from detrt.data.preprocess import preprocess
 from detrt.data.scenes.scene import draw_scene
 from detrt.errors import SourceError
+from detrt.models.layers import query_masks
 from detrt.models.load import load_source
 from detrt.tasks.masks import encode_masks
 
@@ -88,8 +89,8 @@ def test_masks_scores_and_boxes_are_those_of_the_image_processor(size_hw):
     image = torch.zeros(1, 1, SIDE, SIDE)
     image[:, :, : resized[0], : resized[1]] = 1
     covered = torch.nn.functional.avg_pool2d(image, STRIDE)
-    scores = eomt.instance_logits(classes, maps, covered).sigmoid()[0]
-    boxes = eomt.boxes_of(maps, covered)[0]
+    scores = query_masks.instance_logits(classes, maps, covered).sigmoid()[0]
+    boxes = query_masks.boxes_of(maps, covered)[0]
     masks = encode_masks(maps[0].numpy(), size_hw, covered_hw).to_array()
 
     processor = EomtImageProcessorPil(size=SIZE, do_pad=True)

@@ -57,6 +57,7 @@ class Processor:
     one_size: images are fitted into the one size that the model takes.
     rounds_down: sides are rounded down to multiples of the patch.
     rescale_key: do_rescale may be called `rescale`, as in its first files.
+    idle: further keys of its files that say nothing about pixels.
     needs: packages that it needs. like: another processor with the same steps, which needs fewer packages.
     """
 
@@ -69,6 +70,7 @@ class Processor:
     one_size: bool = False
     rounds_down: bool = False
     rescale_key: bool = False
+    idle: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     like: str = ""
 
@@ -183,8 +185,9 @@ class Family:
     queries: config attributes that may hold the number of queries, first present and positive wins; of a pair, the second attribute
         says whether the first counts.
     patterns: config attribute with how many boxes each of these queries gives, where it is not 0.
-    rewrites: names of the rewrites in `detrt.models.rewrites` that tracing needs -> places in the modeling module that they rely on ->
-        fingerprints of the code there in the tested versions.
+    rewrites: names of the rewrites that tracing needs, of `detrt.models.rewrites` or the family's own -> places in the modeling module
+        that they rely on -> fingerprints of the code there in the tested versions.
+    own_rewrites: name of a rewrite that this family alone needs -> what gives it, see `detrt.models.rewrites.Rewrite`.
     reducible: its authors evaluate it with fewer queries and decoder layers than it was trained with, see `detrt.models.reduce`.
     licence: of the published code and weights, as their authors state it; sizes that differ are named.
     processor: image processor of transformers for its checkpoints.
@@ -234,6 +237,7 @@ class Family:
     patterns: str = ""
     deformable: bool = False
     rewrites: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
+    own_rewrites: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     text: str = ""
     nms: str = "none"
     nms_iou: float = 0.8

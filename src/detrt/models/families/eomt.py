@@ -37,24 +37,34 @@ def _dinov3() -> Any:
     return EomtDinov3ForInstanceSegmentation
 
 
-def _loaded(module: Any, entry: InputSpec, ref: str) -> tuple[str, ...]:
-    """What no file of an EoMT tells; its module is made ready in place.
+def instances_only(module: Any, title: str, example: str, ref: str) -> str:
+    """A note on what no file of a model for instances tells.
 
     Raises:
-        SourceError: a panoptic or semantic model by its classes, or one in the middle of its training.
+        SourceError: a panoptic or semantic model, by its classes.
     """
-    found = sorted(_STUFF & set((module.config.id2label or {}).values()))
+    found = sorted(_STUFF & {str(name).lower() for name in (module.config.id2label or {}).values()})
     if found:
         raise SourceError(
-            f"'{ref}' has the class {found[0]!r}, which has no instances: it is an EoMT for panoptic or semantic segmentation, and detrt "
-            f"reads those for instances; give one, e.g. hf:{_EXAMPLE}"
+            f"'{ref}' has the class {found[0]!r}, which has no instances: it is a {title} for panoptic or semantic segmentation, and detrt "
+            f"reads those for instances; give one, e.g. hf:{example}"
         )
+    return f"read as a model of instances: no file of {title} tells it from a panoptic or semantic one"
+
+
+def _loaded(module: Any, entry: InputSpec, ref: str) -> tuple[str, ...]:
+    """Make the module ready, in place.
+
+    Raises:
+        SourceError: a panoptic or semantic model, or one in the middle of its training.
+    """
+    note = instances_only(module, "EoMT", _EXAMPLE, ref)
     module.pad_with(entry.mean, entry.std)
     try:
         module.fix_attention()
     except SourceError as error:
         raise SourceError(f"'{ref}': {error}") from None
-    return ("read as a model of instances: no file of an EoMT tells it from a panoptic or semantic one",)
+    return (note,)
 
 
 def _after_random(module: Any, generator: torch.Generator, full_size: bool) -> None:

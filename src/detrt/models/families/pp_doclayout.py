@@ -32,10 +32,22 @@ def _after_random(module: Any, generator: torch.Generator, full_size: bool) -> N
 
 
 def _after_random_masks(module: Any, generator: torch.Generator, full_size: bool) -> None:
-    from ..random import centre_prototypes, draw_scales
+    from ..random import centre, draw_scales
 
     draw_scales(module, generator)
-    centre_prototypes(module, generator)
+    centre(module, module.model.encoder.encoder_mask_output.conv, generator)
+
+
+def _order() -> Any:
+    from ..layers.pp_doclayout import ORDER
+
+    return ORDER
+
+
+def _masks() -> Any:
+    from ..layers.pp_doclayout import MASKS
+
+    return MASKS
 
 
 def _votes(outputs: Any, queries: int) -> dict[str, Tensor]:
@@ -71,6 +83,7 @@ FAMILIES = (
         2,
         reading_order="votes",
         raw_outputs=_votes,
+        own_rewrites={"document_order": _order},
         rewrites={
             "msda": {"MultiScaleDeformableAttention.forward": ("c21b48c80c88a553",)},
             "document_order": {
@@ -99,6 +112,7 @@ FAMILIES = (
         reading_order="votes",
         raw_outputs=_votes,
         masks_at=4,
+        own_rewrites={"document_masks": _masks},
         rewrites={
             "msda": {"MultiScaleDeformableAttention.forward": ("c21b48c80c88a553",)},
             "document_masks": {
