@@ -57,12 +57,11 @@ def boxes_of(masks: Tensor, covered: Tensor) -> Tensor:
 
 def _extent(masks: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
     """First and last position (b, q) along the last axis, in values of the map, of what is `above` in logits (b, q, rows, n)."""
-    count = masks.shape[-1]
-    centres = torch.arange(count, device=masks.device).to(masks.dtype) + 0.5
+    centres = torch.arange(masks.shape[-1], device=masks.device).to(masks.dtype) + 0.5
     # How far from the centre of a value the logit stays above 0: to the next value, or at an end to the edge of the map.
     step = (masks[..., 1:] - masks[..., :-1]).abs().clamp(min=1e-12)
     reach = [(masks[..., part].clamp(min=0) / step).clamp(max=1) for part in (slice(None, -1), slice(1, None))]
     half = torch.full_like(masks[..., :1], 0.5)
     last = torch.where(above, centres + torch.cat([reach[0], half], dim=-1), torch.zeros_like(masks))
-    first = torch.where(above, centres - torch.cat([half, reach[1]], dim=-1), torch.full_like(masks, float(count)))
+    first = torch.where(above, centres - torch.cat([half, reach[1]], dim=-1), (centres[-1] + 0.5).expand_as(masks))
     return first.amin((2, 3)), last.amax((2, 3))
