@@ -103,7 +103,12 @@ def test_next_to_the_library_with_precision_and_parts(bundle, tmp_path):
 @pytest.mark.parametrize(
     ("name", "prompt", "backend"),
     [
-        *(("eomt", None, "transformers-cpu"), ("owlv2", "a cat. a dog.", "transformers-cpu"), ("ecdet", None, "pytorch-cpu")),
+        *(
+            ("eomt", None, "transformers-cpu"),
+            ("mask2former", None, "transformers-cpu"),
+            ("owlv2", "a cat. a dog.", "transformers-cpu"),
+            ("ecdet", None, "pytorch-cpu"),
+        ),
         *((f"pp_doclayout_v{version}", None, "transformers-cpu") for version in (2, 3, 4)),
         ("sam3", "a cat. a dog.", "transformers-cpu"),
     ],
@@ -128,7 +133,7 @@ def test_transformers_as_its_users_run_it(name, prompt, backend):
     ((found, scopes),) = calls(size, images).items()
     outputs, detections = scopes["forward"](), scopes["end_to_end"]()
     assert found == backend and len(detections) == 2 * (2 if name == "sam3" else 1)
-    assert name != "eomt" or "masks_queries_logits" in outputs
+    assert name not in ("eomt", "mask2former") or "masks_queries_logits" in outputs
 
 
 def test_work_of_a_product_is_counted(tmp_path):

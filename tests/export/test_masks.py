@@ -103,7 +103,7 @@ def test_a_saved_folder_keeps_its_masks(tiny, tmp_path):
     ("model_type", "architecture", "words"),
     [
         ("detr", "DetrForSegmentation", "is a DetrForSegmentation, for panoptic or semantic segmentation"),
-        ("mask2former", "Mask2FormerForUniversalSegmentation", "has model_type 'mask2former', which detrt does not know"),
+        ("oneformer", "OneFormerForUniversalSegmentation", "has model_type 'oneformer', which detrt does not know"),
     ],
 )
 def test_panoptic_checkpoints_are_refused(model_type, architecture, words, tmp_path):

@@ -22,6 +22,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "grounding_dino": {},
     "ltdetr_v2": {},
     "lw_detr": {},
+    "mask2former": {},
     "mm_grounding_dino": {"single_graph": True, "height": 96, "width": 128, "msda": "gridsample", "decode": "graph"},
     "omdet_turbo": {},
     "owlv2": {"image_queries": True},

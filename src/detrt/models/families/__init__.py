@@ -22,6 +22,7 @@ from . import (
     grounding_dino,
     ltdetr_v2,
     lw_detr,
+    mask2former,
     mm_grounding_dino,
     omdet_turbo,
     owl,
@@ -59,7 +60,7 @@ __all__ = [
 # In the order in which they are listed.
 FILES = (
     *(detr, table_transformer, conditional_detr, dab_detr, deformable_detr),
-    *(rt_detr, rt_detr_v2, d_fine, deimv2, pp_doclayout, lw_detr, rf_detr, yolos, eomt),
+    *(rt_detr, rt_detr_v2, d_fine, deimv2, pp_doclayout, lw_detr, rf_detr, yolos, eomt, mask2former),
     *(grounding_dino, mm_grounding_dino, omdet_turbo, sam3, owl, dino, ecdet, ltdetr_v2),
 )
 BY_NAME: dict[str, Family] = {}
