@@ -29,7 +29,6 @@ TITLES = {
 TARGETS = {
     "detr": 1.4, "rt_detr_v2": 1.8, "d_fine": 2.0, "deformable_detr": 2.6, "grounding_dino": 6.0, "co_dino-swin-l": 12.0,
 }  # fmt: skip
-KINDS = ("matmul", "convolutions", "attention", "deformable attention", "fused elementwise, norms", "top-k", "other")
 _MARK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -91,12 +90,8 @@ def latency(rows: Rows) -> str:
 
 def recent(rows: Rows) -> str:
     """Milliseconds at batch sizes 1 and 8."""
-    kinds = ("eager", "compile", "ours")
-    columns = [
-        "model",
-        "size",
-        *(f"{kind} b{batch}" for batch in (1, 8) for kind in ("eager", "compile", "detrt", "compile / detrt,")),
-    ]
+    kinds = ("compile", "ours")
+    columns = ["model", "size", *(f"{kind} b{batch}" for batch in (1, 8) for kind in ("compile", "detrt", "compile / detrt,"))]
     found = []
     for model in RECENT:
         cells = [
@@ -106,87 +101,11 @@ def recent(rows: Rows) -> str:
     return table(columns, found, 2)
 
 
-def batches(rows: Rows) -> str:
-    columns = ["model", *(f"{p} b{b}" for p in ("FP16", "BF16", "FP32") for b in (1, 4, 16)), "TF32 b1"]
-    return table(
-        columns,
-        [
-            [TITLES[model]]
-            + [rows.ms("ours", model, precision, batch) for precision in ("fp16", "bf16", "fp32") for batch in (1, 4, 16)]
-            + [rows.ms("ours", model, "tf32")]
-            for model in ordered()
-        ],
-    )
-
-
-def agreement(rows: Rows) -> str:
-    columns = [
-        "model",
-        "FP16 logits",
-        "boxes",
-        "twins",
-        "twins, own selection",
-        "BF16 logits",
-        "boxes",
-        "twins",
-        "FP32 logits",
-        "boxes",
-    ]
-    found = []
-    for model in ordered():
-        cells = [TITLES[model]]
-        for precision in ("fp16", "bf16"):
-            row = rows.row("ours", model, precision)
-            cells += [*_errors(row.get("forced_errors")), _share(row.get("forced_matched"))]
-            cells += [_share(row.get("matched"))] if precision == "fp16" else []
-        found.append([*cells, *_errors(rows.row("ours", model, "fp32").get("errors"))])
-    return table(columns, found)
-
-
-def _errors(errors: list[float] | None) -> list[str]:
-    return [f"{error:.0e}".replace("e-0", "e-") for error in errors] if errors else ["", ""]
-
-
-def _share(share: float | None) -> str:
-    return "" if share is None else f"{share:.2f}"
-
-
-def costs(rows: Rows) -> str:
-    """Building and opening on one core of sixteen busy ones, and memory."""
-    columns = ["model", "compiling, s", "package, MB", "opening, s", "work memory b1, MiB", "b4", "b16"]
-    found = []
-    for model in ordered():
-        row = rows.row("ours", model)
-        cells = [f"{row[key]:.0f}" if key in row else "" for key in ("build_s", "package_mb")]
-        cells += [f"{row['open_s']:.1f}" if "open_s" in row else ""]
-        memory = [rows.row("ours", model, "fp16", batch).get("memory_mib") for batch in (1, 4, 16)]
-        found.append([TITLES[model], *cells, *("" if m is None else str(m) for m in memory)])
-    return table(columns, found)
-
-
-def kinds(rows: Rows) -> str:
-    from detrt.bench.profile import kind_of_kernel
-
-    found = []
-    for model in ordered():
-        row = rows.row("ours", model)
-        if "kernels" not in row:
-            continue
-        sums = dict.fromkeys(KINDS, 0.0)
-        for name, _, took in row["kernels"]:
-            kind = kind_of_kernel(name)
-            sums[kind if kind in sums else "other"] += took / 1e3
-        count = sum(times for _, times, _ in row["kernels"])
-        cells = [f"{took:.2f}" if took >= 0.005 else "" for took in sums.values()]
-        found.append([TITLES[model], *cells, str(count), rows.ms("ours", model)])
-    return table(["model", *KINDS, "kernels", "all"], found)
-
-
 def ordered() -> list[str]:
     return [*TARGETS, *(m for m in SAMPLING if m not in TARGETS), *(m for m in SIZES if m not in TARGETS and m not in SAMPLING)]
 
 
-TABLES = {"latency": latency, "recent": recent, "batches": batches, "agreement": agreement, "costs": costs, "kinds": kinds}
+TABLES = {"latency": latency, "recent": recent}
 
 
 def filled(text: str, rows: Rows) -> str:
