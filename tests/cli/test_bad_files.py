@@ -107,7 +107,7 @@ def test_bad_videos(cli, place, content):
         (["empty"], "'empty'", "known suffixes"),
         (["in/*.bmp"], "'in/*.bmp'", "known suffixes"),
         ([""], "''", "give a file"),
-        (["https://example.com/a.jpg"], "https://example.com/a.jpg", "download it first"),
+        (["https:///a.jpg", "--save-dir", "x"], "https:///a.jpg", "names no host"),
         (["x" * 5000 + ".jpg"], "xxx", "File name too long|check the path"),
         (["in", "--save-dir", "in"], "'in'", "give another --save-dir"),
         (["in", "--json", "in"], "'in'", "give another output path"),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """/endless sends for ever, /slow for a second, /elsewhere leads to a file of the machine."""
+    """/endless sends for ever, /slow for a second, /drip a header without end, /elsewhere leads to a file of the machine."""
 
     def do_GET(self):
         if self.path == "/endless":
@@ -28,6 +28,12 @@ class Handler(http.server.SimpleHTTPRequestHandler):
                 for _ in range(20):
                     self.wfile.write(b"x")
                     self.wfile.flush()
+                    time.sleep(0.05)
+        elif self.path == "/drip":
+            with contextlib.suppress(OSError):
+                self.wfile.write(b"HTTP/1.0 200 OK\r\nX-Long: ")
+                while True:
+                    self.wfile.write(b"x")
                     time.sleep(0.05)
         elif self.path == "/elsewhere":
             self.send_response(302)

@@ -6,7 +6,7 @@ import re
 
 # Also in the path, as recorders with firmware of Xiongmai have it: /user=admin_password=x_channel=1_stream=0.sdp
 _SECRET = re.compile(
-    r"(?i)([?&/_][^=&/]*(?:pass|pwd|user|token|secret|auth|key)[^=&/]*?=).*?(?=_(?:password|channel|stream)=|[&#]|$)"
+    r"(?i)([?&/_][^=&/]*(?:pass|pwd|user|token|secret|auth|key|sig|credential)[^=&/]*?=).*?(?=_(?:password|channel|stream)=|[&#]|$)"
 )
 # USER:12/34@HOST reads like a host with the port 12, whose path has an "@": what may be a password is not shown.
 _LIKE_A_PORT = re.compile(r"[^/?#@\[\]]*:\d+$")

@@ -8,7 +8,9 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import queue
 import re
+import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Sequence
@@ -27,6 +29,7 @@ from .raw_image import LoadedImage
 MAX_BYTES = 64 * 2**20  # of a fetched file
 TIMEOUT_S = 30.0  # for all of it
 _CHUNK = 1 << 16
+_IN_ADDRESSES = "%/:?@!$&'()*+,;=~[]"  # what stays as it is, beside letters and digits
 _CHANNELS = (1, 3, 4)
 
 
@@ -47,10 +50,34 @@ def fetch(address: str, *, max_bytes: int = MAX_BYTES, timeout_s: float = TIMEOU
     Raises:
         ImageError: it cannot be reached, answers with an error, is larger than `max_bytes`, or takes longer than `timeout_s`.
     """
+    name = without_secrets(address)
+    done: queue.SimpleQueue[bytes | BaseException] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            done.put(_fetched(address, name, max_bytes, timeout_s))
+        except BaseException as error:
+            done.put(error)
+
+    # A thread of its own: looking up a name and reading a header have no limit of time in the standard library.
+    threading.Thread(target=work, name="detrt-fetch", daemon=True).start()
+    try:
+        found = done.get(timeout=timeout_s)
+    except queue.Empty:
+        raise _too_slow(name, timeout_s) from None
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+def _too_slow(name: str, timeout_s: float) -> ImageError:
+    return ImageError(f"'{name}' did not arrive within {timeout_s:g} s; download it first, and give the file")
+
+
+def _fetched(address: str, name: str, max_bytes: int, timeout_s: float) -> bytes:
     import http.client
     import urllib.request
 
-    name = without_secrets(address)
     until = time.monotonic() + timeout_s
     opener = urllib.request.OpenerDirector()  # without the handlers of files and FTP, to which a server could redirect
     for handler in (
@@ -65,8 +92,16 @@ def fetch(address: str, *, max_bytes: int = MAX_BYTES, timeout_s: float = TIMEOU
     parts: list[bytes] = []
     size = 0
     try:
+        place = urllib.parse.urlsplit(address)
+        if "@" in place.netloc:
+            raise ImageError(
+                f"'{name}' has a user name or a password in it, which are not sent; download it first, and give the file"
+            )
+        # As browsers do it: blanks and letters that no request may have.
+        path, query = (urllib.parse.quote(part, safe=_IN_ADDRESSES) for part in (place.path, place.query))
+        address = place._replace(path=path, query=query, fragment="").geturl()
         request = urllib.request.Request(address, headers={"User-Agent": "detrt", "Accept": "image/*,*/*;q=0.5"})
-        answer = opener.open(request, timeout=timeout_s)
+        answer = opener.open(request, timeout=timeout_s + 1)  # after `fetch`
         if answer is None:
             raise ImageError(f"'{name}' leads to an address that is not http or https; download the image first")
         with answer:
@@ -76,7 +111,7 @@ def fetch(address: str, *, max_bytes: int = MAX_BYTES, timeout_s: float = TIMEOU
                 if size > max_bytes:
                     raise ImageError(f"'{name}' is larger than {max_bytes} bytes; download it first, and give the file")
                 if time.monotonic() > until:
-                    raise ImageError(f"'{name}' did not arrive within {timeout_s:g} s; download it first, and give the file")
+                    raise _too_slow(name, timeout_s)
     except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: no host in it
         why = getattr(error, "reason", None) or error
         raise ImageError(f"'{name}' cannot be fetched: {why}; check the address, or download it first") from None
@@ -141,6 +176,8 @@ def _path_of(address: str) -> Path:
         raise ImageError(f"'{without_secrets(address)}' is no address: {error}; check it") from None
     steps = [parts.hostname or "", *urllib.parse.unquote(parts.path).split("/")]
     path = Path(*(re.sub(r"[^\w.-]+", "_", step) for step in steps if step.strip(".")))
+    if not (parts.hostname or "").strip("."):
+        raise ImageError(f"'{without_secrets(address)}' is no address: it names no host; check it")
     if path.suffix.lower() in VIDEO_SUFFIXES:
         raise ImageError(f"'{without_secrets(address)}' is the address of a video; download it first, and give the file")
     return path

@@ -1,0 +1,57 @@
+"""Addresses that a person types: what is sent, what is shown, and how long it may take."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from PIL import Image
+from web_support import web
+
+from detrt.data.given import fetch, typed_inputs
+from detrt.errors import ImageError
+
+SECRET = "s3cret"
+
+
+def test_a_server_that_never_ends_its_header_does_not_hold_a_run(tmp_path):
+    with web(tmp_path) as at:
+        for path in ("/drip", "/slow"):
+            start = time.monotonic()
+            with pytest.raises(ImageError, match=r"did not arrive within 0\.3 s; download it first"):
+                fetch(at + path, timeout_s=0.3)
+            assert time.monotonic() - start < 1
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name == "detrt-fetch")
+
+
+@pytest.mark.parametrize("name", ["a b.png", "ü ☃.png", "50%25.png", "a+b&c.png"])
+def test_names_as_browsers_take_them(tmp_path, name):
+    Image.new("RGB", (2, 2)).save(tmp_path / name.replace("%25", "%"))
+    with web(tmp_path) as at:
+        assert fetch(f"{at}/{name}?x=a b#part").startswith(b"\x89PNG")
+        assert len(typed_inputs([f"{at}/{name}"])) == 1
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"http://127.0.0.1:1/a b?token={SECRET}",
+        f"http://127.0.0.1:1/\n?token={SECRET}",
+        f"http://127.0.0.1:abc/x?sig={SECRET}",
+        f"http://127.0.0.1:1/☃?X-Amz-Signature={SECRET}&X-Amz-Credential={SECRET}",
+        f"http://127.0.0.1:1/x.jpg?Signature={SECRET}",
+        f"http://me:{SECRET}@127.0.0.1:1/a.jpg",
+        f"http://[::1?key={SECRET}",
+    ],
+)
+def test_no_message_shows_a_secret(address):
+    with pytest.raises(ImageError) as caught:
+        fetch(address, timeout_s=5)
+    assert SECRET not in str(caught.value) and "download it first" in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["http://", "http:///", "https://./..", "http://[::1"])
+def test_addresses_of_nothing(address):
+    with pytest.raises(ImageError, match="is no address"):
+        typed_inputs([address])
