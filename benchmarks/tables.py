@@ -71,17 +71,14 @@ def size(rows: Rows, model: str) -> str:
 
 
 def latency(rows: Rows) -> str:
-    columns = [
-        "model", "size", "eager FP32", "eager FP16", "compile FP16", "plain Triton op FP16", "detrt FP16", "target",
-        "eager FP16 / detrt", "compile / detrt", "plain Triton op / detrt",
-    ]  # fmt: skip
+    kinds = ("eager", "compile", "patched")
+    columns = ["model", "size", "eager", "compile", "plain Triton op", "detrt", "target", "eager / detrt", "compile / detrt"]
     found = []
     for model, batch in [(model, 1) for model in ordered()] + [("detr", 4)]:
         title = TITLES[model] + (f", batch {batch}" if batch > 1 else "")
-        cells = [rows.ms("eager", model, "fp32", batch)]
-        cells += [rows.ms(kind, model, "fp16", batch) for kind in ("eager", "compile", "patched")]
+        cells = [rows.ms(kind, model, "fp16", batch) for kind in kinds]
         target = 3.0 if batch == 4 else TARGETS.get(model)
-        ratios = [rows.ratio(kind, model, batch) for kind in ("eager", "compile", "patched")]
+        ratios = [rows.ratio(kind, model, batch) for kind in kinds[:2]]
         ours = rows.ms("ours", model, "fp16", batch)
         bold = f"**{ours.rstrip('*')}**" + "\\*" * ours.endswith("*") if ours else ""
         found.append([title, size(rows, model), *cells, bold, f"{target or ''}", *ratios])
