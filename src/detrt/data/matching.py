@@ -11,7 +11,7 @@ import numpy as np
 from ..detections import Detections, box_iou
 from ..errors import DetrtError
 from ..spec import Precision
-from ..tasks.masks import mask_iou
+from ..tasks import TASKS, Task
 
 _FRACTIONS = ("threshold", "unmatched", "mismatched", "ap", "mask_iou", "mask_score")
 
@@ -197,10 +197,14 @@ class Pairing:
 
     def overlaps(self) -> dict[tuple[int, int], float]:
         """Compared pair -> IoU of its masks, of those that reach `Gate.mask_score`; empty for models without masks."""
-        if self.ref.masks is None or self.cand.masks is None:
-            return {}
         best = [(r, c) for r, c in self.compared if max(self.ref.scores[r], self.cand.scores[c]) >= self.gate.mask_score]
-        return {(r, c): float(mask_iou(self.ref.masks.take([r]), self.cand.masks.take([c]))[0, 0]) for r, c in best}
+        return {(r, c): task.overlap(ref, r, cand, c) for task, ref, cand in self._areas for r, c in best}
+
+    @property
+    def _areas(self) -> list[tuple[Task, Any, Any]]:
+        """What both have that covers pixels, with the values of both."""
+        both = [(task, getattr(self.ref, task.field), getattr(self.cand, task.field)) for task in TASKS if task.overlaps]
+        return [(task, ref, cand) for task, ref, cand in both if ref is not None and cand is not None]
 
     def summary(self) -> ImageMatch:
         """The counts and the largest differences."""
@@ -208,7 +212,7 @@ class Pairing:
         box, score = (max((one[i] for one in differences.values()), default=0.0) for i in (0, 1))
         compared = int((self.ref.scores >= self.cut).sum())
         overlap, overlaps = None, self.overlaps()
-        if self.ref.masks is not None and self.cand.masks is not None:
+        if self._areas:
             overlap = min(overlaps.values(), default=None if differences else 1.0)
         beyond = sum(self.gate.exceeded(*difference, overlaps.get(pair, 1.0)) for pair, difference in differences.items())
         return ImageMatch(compared, len(self.missing), len(self.extra), box, score, overlap, beyond)

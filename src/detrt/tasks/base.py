@@ -26,6 +26,7 @@ class Task:
         pairwise: its outputs are of pairs of queries.
         after_graph: it is computed after the graph, also where that decodes.
         coco: COCO results have its key. table: tables of a row for each detection have it.
+        overlaps: values cover pixels, and those of two sides are compared by `overlap`.
         nvinfer: DeepStream has a parser for it.
     """
 
@@ -40,6 +41,7 @@ class Task:
     after_graph: ClassVar[bool] = False
     coco: ClassVar[bool] = True
     table: ClassVar[bool] = False
+    overlaps: ClassVar[bool] = False
     nvinfer: ClassVar[bool] = False
 
     def outputs(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -95,6 +97,10 @@ class Task:
         parts: (window, its values). kept: numbers of detections, counted over all windows. members: kept number -> those that are parts
         of the same object, itself among them.
         """
+        raise NotImplementedError
+
+    def overlap(self, ours: Any, i: int, theirs: Any, j: int) -> float:
+        """IoU of value i of one side and value j of another."""
         raise NotImplementedError
 
     def draw(self, pixels: NDArray[np.uint8], values: Any, colours: Sequence[tuple[int, int, int]]) -> NDArray[np.uint8]:

@@ -228,7 +228,7 @@ class InstanceMasks(Task):
     title = "masks"
     key = "segmentation"
     dtype = "bytes"
-    nvinfer = True
+    overlaps = nvinfer = True
 
     def outputs(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         rule = spec.decode
@@ -246,6 +246,9 @@ class InstanceMasks(Task):
     def check(self, values: Any, count: int, size_hw: SizeHW) -> None:
         if (len(values), values.size_hw) != (count, tuple(size_hw)):
             raise ValueError(f"masks must be {count} of {tuple(size_hw)}; got {len(values)} of {values.size_hw}")
+
+    def overlap(self, ours: Any, i: int, theirs: Any, j: int) -> float:
+        return float(mask_iou(ours.take([i]), theirs.take([j]))[0, 0])
 
     def draw(self, pixels: NDArray[np.uint8], values: Any, colours: Sequence[tuple[int, int, int]]) -> NDArray[np.uint8]:
         """A copy with masks mixed in, the best one last; one at a time, since each has the size of the image."""
