@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_models import make_model, make_spec
 
 from detrt import graph
-from detrt.backends.onnxruntime.session import OnnxSession, optimize_basic
+from detrt.backends.onnxruntime.session import OnnxSession, optimize_basic, run_graph
 from detrt.errors import GraphError, OutputError, SpecError
 from detrt.graph import clean, io
 from detrt.graph.clean import declare_outputs, drop_unused_domains, simplify
@@ -299,3 +299,58 @@ def test_declared_outputs_have_the_given_shape(heavy):
 def test_session_reads_the_saved_spec(model, tmp_path):
     graph.save(graph.with_spec(model, make_spec()), tmp_path / "model.onnx")
     assert OnnxSession(tmp_path / "model.onnx").spec == make_spec()
+
+
+def stem(*, kernel=2, pads=(0, 0, 0, 0, 0, 0, 1, 1), value=0.0, mode="constant", relu=True, ceil=0, stride=1, own=(0, 0, 0, 0)):
+    """The stem of HGNetV2: one Pad that a MaxPool and a convolution read."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Relu" if relu else "Neg", ["x"], ["seen"]),
+        helper.make_node("Pad", ["seen", "amounts", "value"], ["padded"], mode=mode),
+        helper.make_node("MaxPool", ["padded"], ["pooled"], kernel_shape=[kernel] * 2, strides=[stride] * 2, ceil_mode=ceil),
+        helper.make_node("Conv", ["padded", "weight"], ["convolved"], kernel_shape=[kernel] * 2, pads=own),
+    ]
+    weights = {
+        "amounts": np.array(pads, np.int64),
+        "value": np.array(value, np.float32),
+        "weight": rng.standard_normal((4, 3, kernel, kernel)).astype(np.float32),
+    }
+    info = helper.make_tensor_value_info
+    g = helper.make_graph(
+        nodes,
+        "stem",
+        [info("x", TensorProto.FLOAT, ["n", 3, "h", "w"])],
+        [info(name, TensorProto.FLOAT, ["n", None, None, None]) for name in ("pooled", "convolved")],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    return helper.make_model(g, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+# (choices, number of operators that take the padding over)
+STEMS = {
+    "of HGNetV2": ({"ceil": 1}, 2),
+    "on both sides": ({"kernel": 3, "pads": (0, 0, 1, 1, 0, 0, 1, 1)}, 2),
+    "beside padding of its own": ({"kernel": 3, "own": (1, 0, 1, 2)}, 2),
+    "with steps": ({"stride": 2}, 2),
+    "with steps and part windows": ({"stride": 2, "ceil": 1}, 1),
+    "of data below zero": ({"relu": False}, 1),
+    "as wide as the window": ({"pads": (0, 0, 0, 0, 0, 0, 2, 2)}, 1),
+    "of another number": ({"value": 1.0}, 0),
+    "that reflects": ({"mode": "reflect"}, 0),
+    "of no width": ({"pads": (0, 0, 0, 0, 0, 0, 0, 0)}, 2),
+    "that cuts": ({"pads": (0, 0, 0, 0, 0, 0, -1, 0)}, 0),
+}
+
+
+@pytest.mark.parametrize("name", STEMS)
+def test_padding_becomes_part_of_what_reads_it(name):
+    choices, folded = STEMS[name]
+    before, after = stem(**choices), stem(**choices)
+    assert clean.fold_pads(after) == folded
+    assert ("Pad" in {node.op_type for node in after.graph.node}) == (folded < 2)
+    onnx.checker.check_model(after, full_check=True)
+    for height, width in ((8, 8), (9, 13)):
+        feeds = {"x": np.random.default_rng(1).standard_normal((2, 3, height, width)).astype(np.float32)}
+        want, got = run_graph(before.SerializeToString(), feeds), run_graph(after.SerializeToString(), feeds)
+        for output in want:
+            np.testing.assert_allclose(got[output], want[output], atol=1e-6, rtol=0)

@@ -30,7 +30,7 @@ def simplify(model: onnx.ModelProto, optimize: Callable[[bytes], bytes]) -> onnx
     """Fold constants, merge equal nodes and initializers, drop dead ones, infer shapes.
 
     ONNX Runtime's optimizer is fast and removes most redundant nodes of the trace. onnxslim runs second: it handles symbolic shapes,
-    but its time is quadratic in the number of nodes. Frozen BatchNorms are folded into convolutions (`fold_affine`),
+    but its time is quadratic in the number of nodes. Frozen BatchNorms and zero padding are folded into convolutions (`fold_affine`, `fold_pads`),
     parallel convolutions become one (`merge_convolutions`), and class heads that nothing reads go (`read_past_stacks`).
 
     optimize: ONNX Runtime's basic optimizations of a serialized graph (`backends.onnxruntime.session.optimize_basic`).
@@ -51,6 +51,7 @@ def simplify(model: onnx.ModelProto, optimize: Callable[[bytes], bytes]) -> onnx
         attach_weights(slim, weights)
         fold_constants(slim)
         fold_affine(slim)
+        fold_pads(slim)
         merge_convolutions(slim)
         read_past_stacks(slim)
         merge_equal_tensors(slim)
@@ -351,6 +352,63 @@ def fold_affine(model: onnx.ModelProto) -> int:
     if count:
         replace_nodes(model, remaining)
     return count
+
+
+def fold_pads(model: onnx.ModelProto) -> int:
+    """Fold padding with zeros into the convolutions and poolings of maxima that read it, in place; returns how many nodes read less.
+
+    A MaxPool pads with the lowest number, which gives the same where the data is the output of a Relu and every window has some of it.
+    Engines of TensorRT-RTX 1.6 with a MaxPool and a convolution behind one Pad, the stem of HGNetV2, differ from run to run.
+    """
+    graph = model.graph
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    producers = {name: node for node in graph.node for name in node.output}
+    folded = 0
+    for node in graph.node:
+        pad = producers.get(node.input[0]) if node.input else None
+        if pad is None or pad.op_type != "Pad" or node.op_type not in ("Conv", "MaxPool"):
+            continue
+        before, after = _spatial_zeros(pad, tensors)
+        settings = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
+        kernel = settings.get("kernel_shape") or (list(tensors[node.input[1]].dims[2:]) if node.input[1] in tensors else [])
+        if not before or len(before) != len(kernel) or settings.get("auto_pad", b"NOTSET") != b"NOTSET":
+            continue
+        own = settings.get("pads", [0] * (2 * len(kernel)))
+        pads = [a + b for a, b in zip(own, [*before, *after], strict=True)]
+        if node.op_type == "MaxPool":
+            whole = not settings.get("ceil_mode") or all(step == 1 for step in settings.get("strides", [1]))
+            source = producers.get(pad.input[0])
+            if (
+                any(own)
+                or not whole
+                or source is None
+                or source.op_type != "Relu"
+                or any(a >= b for a, b in zip(pads, kernel * 2, strict=True))
+            ):
+                continue
+        node.input[0] = pad.input[0]
+        kept = [entry for entry in node.attribute if entry.name != "pads"]
+        del node.attribute[:]
+        node.attribute.extend([*kept, helper.make_attribute("pads", pads)])
+        folded += 1
+    if folded:
+        drop_dead(model)
+    return folded
+
+
+def _spatial_zeros(pad: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) -> tuple[list[int], list[int]]:
+    """Zeros that a Pad adds before and after each spatial axis; empty where it does something else, or it is not known."""
+    mode = next((entry.s for entry in pad.attribute if entry.name == "mode"), b"constant")
+    value, axes = ([*pad.input, "", ""][place] for place in (2, 3))
+    if mode != b"constant" or axes or pad.input[1] not in tensors or (value and value not in tensors):
+        return [], []
+    if value and numpy_helper.to_array(tensors[value]).any():
+        return [], []
+    amounts = numpy_helper.to_array(tensors[pad.input[1]]).tolist()
+    before, after = amounts[: len(amounts) // 2], amounts[len(amounts) // 2 :]
+    if any([*before[:2], *after[:2]]) or min(amounts) < 0:
+        return [], []
+    return before[2:], after[2:]
 
 
 def merge_equal_tensors(model: onnx.ModelProto) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from .clean import drop_dead, drop_default_reduction, lower_opset, name_modes_as_before
+from .clean import drop_dead, drop_default_reduction, fold_pads, lower_opset, name_modes_as_before
 from .lower_msda import sum_by_reduction
 from .nodes import GraphBuilder, default_opset, replace_nodes
 from .view import attribute, inferred
@@ -26,7 +26,8 @@ def for_typed_parser(
 ) -> Counter[str]:
     """Write a graph as the parsers of TensorRT 10 and newer read it best, in place; the defaults are what all of them read.
 
-    Deformable attention sums by reduction (`sum_by_reduction`). opset: the newest that the parser is documented for: BF16 graphs have
+    Deformable attention sums by reduction (`sum_by_reduction`), and padding is part of what reads it (`fold_pads`), in graphs of others
+    too. opset: the newest that the parser is documented for: BF16 graphs have
     22, and parsers take BF16 at any. cumsum, grid_sample_linear, scatter_reduction: as of
     `backends.tensorrt.rows.Version`.
 
@@ -36,7 +37,7 @@ def for_typed_parser(
     Raises:
         GraphError: a node that the opset cannot express.
     """
-    changes = Counter({"MatMul": sum_by_reduction(model)})
+    changes = Counter({"MatMul": sum_by_reduction(model), "Pad": fold_pads(model)})
     if not cumsum:
         changes["CumSum"] = cumsum_to_matmul(model, symbolic=True)
     if default_opset(model) > opset:
