@@ -111,7 +111,8 @@ def _against_batch(ax: Any, rows: Sequence[dict[str, Any]], look: _Look, scope: 
     if _spread([row[key] for row in rows]):  # of all panels of this kind, which are compared
         _logarithmic(ax.yaxis, ax.set_yscale)
     else:
-        ax.set_ylim(0, None)
+        same = [row[key] for row in rows] if key == "p50_ms" else [row[key] for row in rows if row["scope"] == scope]
+        ax.set_ylim(0, 1.05 * max(same))  # latencies of all scopes on one scale
     if len(batches) > 1:
         ax.set_xscale("log")
     ax.set_xticks(batches, [str(batch) for batch in batches])

@@ -154,17 +154,18 @@ def report(
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
         raise DetrtError(f"there is nothing to report, because nothing could be built or run: {errors[0]}{more}")
     rows = [_cells(row) for row in found["rows"]]
+    shown = [index for index in range(len(_COLUMNS)) if any(row[index] for row in rows)]
+    columns, filled = [_COLUMNS[i] for i in shown], [[row[i] for i in shown] for row in rows]
     if output is not None:
         page = output.suffix.lower() in (".html", ".htm")
-        text = report_page(found, _title(found), _COLUMNS, rows) if page else _markdown(found, rows)
+        text = report_page(found, _title(found), columns, filled) if page else _markdown(found, rows)
         files.write_text(output, text)
     if json_file:
         show.write_json(found, json_file)
     if json_file != "-":
         print(_title(found))
-        shown = [index for index in range(len(_COLUMNS)) if any(row[index] for row in rows)]
         right = [column for column, index in enumerate(shown) if 2 <= index < len(_COLUMNS) - 1]
-        show.table("", [_COLUMNS[i] for i in shown], [[row[i] for i in shown] for row in rows], right=right, keys=3)
+        show.table("", columns, filled, right=right, keys=3)
     if any(row["check"] == FAILED for row in found["rows"]):
         raise typer.Exit(3)
     if any("error" in row for row in found["rows"]):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from ..bench.plot import short
 from ..evaluation.html import fill_page, html_environment, html_section, html_table
 
 SMALL_AP = 0.005  # a change of AP that is called small
@@ -25,7 +26,11 @@ def report_page(found: dict[str, Any], title: str, columns: Sequence[str], rows:
     verdict = f"{failed} of {len(found['rows'])} rows failed" if failed else f"all {len(found['rows'])} rows were built and timed"
     sections = [
         html_section("In short", "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in said) + "</ul>"),
-        html_section("All rows", html_table(columns, rows, right=range(2, len(columns) - 1)) + f"<p>{escape(title)}</p>"),
+        html_section(
+            "All rows",
+            html_table(columns, [[row[0].replace("-", "\u2011"), *row[1:]] for row in rows], right=range(2, len(columns) - 1))
+            + f"<p>{escape(title)}</p>",
+        ),
         html_section("Environment", html_environment()),
     ]
     return fill_page("detrt report", verdict, "fail" if failed else "pass", facts, sections)
@@ -37,7 +42,7 @@ def sentences(found: dict[str, Any]) -> list[str]:
     by_key = {(row["model"], row["precision"], row["batch"]): row for row in found["rows"]}
     said = []
     for (model, precision, batch), row in by_key.items():
-        name = f"{model} in {precision}, batch {batch}"
+        name = f"{short(model)} in {precision}, batch {batch}"
         if "error" in row:
             said.append(f"{name}: failed: {row['error']}")
             continue

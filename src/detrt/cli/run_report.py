@@ -16,6 +16,7 @@ from ..backends.shared import SharedOptions, builds, configs_of
 from ..backends.targets import GRAPH
 from ..bench.measure import machine
 from ..bench.run import bench
+from ..data.datasets import load_dataset
 from ..errors import DetrtError, GateError, MissingPackageError, OutputError
 from ..models.contract import ExportConfig
 from ..models.load_options import LoadOptions
@@ -62,26 +63,31 @@ def run_report(models: Sequence[str], config: ReportConfig, load: LoadOptions, p
         "calibration": config.calibration and str(config.calibration), "load": load.choices(),
     }  # fmt: skip
     here = machine()
+    data = _state_of(config.images, config.calibration, ground_truth=config.ground_truth)
     with _folder(config.keep) as folder:
         done = _Done(folder / DONE)
         for model in models:
+            weights = _state_of(model.removeprefix("ckpt:"))
+            graph: Path | None = None  # the bundle in FP32, which the others are built of
             for name in config.precisions:
                 about = {
                     **settings,
                     "machine": {key: value for key, value in here.items() if key != "disk_free_gib"},  # which each build changes
                     "images": config.images,
-                    "files": _state_of(model, config),
+                    "files": [data, weights],
                     "precisions": name,
                 }
                 key = hashlib.sha256(json.dumps([model, about], default=str, sort_keys=True).encode()).hexdigest()
                 some = done.rows.get(key)
                 if some is None:
-                    some = _rows(model, name, config, load, folder, progress)
+                    some = _rows(model, name, config, load, folder, progress, graph)
                     if config.keep is not None and not any("error" in row for row in some):
                         done.add(key, some)
                 else:
                     progress(f"{model} {name}: done before", 1.0, f"taken from {folder / DONE}")
                 rows += some
+                if name == "fp32" and not any("error" in row for row in some):
+                    graph = folder / _name(model, name)
     for row in rows:
         of_reference = (row["model"], config.precisions[0])
         reference = next(
@@ -105,13 +111,27 @@ def _folder(keep: Path | None) -> Iterator[Path]:
     yield keep
 
 
+def _name(model: str, precision: str) -> str:
+    """Of the folder of a bundle."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", model).strip("-.") + "." + precision
+
+
 def _rows(
-    model: str, precision: str, config: ReportConfig, load: LoadOptions, folder: Path, progress: StageProgress
+    model: str,
+    precision: str,
+    config: ReportConfig,
+    load: LoadOptions,
+    folder: Path,
+    progress: StageProgress,
+    graph: Path | None,
 ) -> list[dict[str, Any]]:
-    """A row for each batch size. The graph is exported once, and an engine built from it for each batch size."""
+    """A row for each batch size. The graph is exported once, and an engine built from it for each batch size.
+
+    graph: a bundle of the model in FP32, whose graph is converted; None: the checkpoint is exported.
+    """
     row, what = builds()[config.target]
     by_batch = "batch" in what.takes
-    stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", model).strip("-.") + "." + precision
+    stem = _name(model, precision)
     about = {"model": model, "precision": precision}
     height, width = config.size or (None, None)
 
@@ -120,12 +140,12 @@ def _rows(
 
     try:
         exported = build(
-            model,
+            graph or model,
             folder / stem,
-            export=ExportConfig(height=height, width=width),
+            export=ExportConfig(height=height, width=width) if graph is None else ExportConfig(),
             targets=() if by_batch or row is GRAPH else (config.target,),
             precision=config.precision(precision),
-            load=load,
+            load=load if graph is None else None,
             progress=step,
         )
     except MissingPackageError:
@@ -163,16 +183,15 @@ class _Done:
         files.write_text(self.path, json.dumps(self.rows, indent=1) + "\n")
 
 
-def _state_of(model: str, config: ReportConfig) -> list[tuple[str, int, int]]:
-    """(name, bytes, time of change) of the files that rows depend on, so that a changed one is measured again."""
-    found = []
-    for given in (model.removeprefix("ckpt:"), config.ground_truth, config.images, config.calibration):
-        path = Path(given) if given else None
-        if path is not None and path.exists():
-            for one in [path, *(sorted(path.iterdir()) if path.is_dir() else ())]:
-                state = one.stat()
-                found.append((str(one), state.st_size, state.st_mtime_ns))
-    return found
+def _state_of(*given: str | Path | None, ground_truth: Path | None = None) -> list[tuple[str, str]]:
+    """(name, digest) of the files that rows depend on, so that a changed one is measured again. given: files, and folders at any depth."""
+    found = {one for path in given if path for one in (Path(path), *Path(path).rglob("*"))}
+    state = []
+    if ground_truth is not None:
+        dataset = load_dataset(ground_truth)
+        state.append((str(ground_truth), dataset.digest))
+        found.update(() if dataset.folder is None else dataset.files(dataset.folder))
+    return state + [(str(path), files.sha256_of(path)) for path in sorted(found) if path.is_file()]
 
 
 def _failure(error: DetrtError, batch: int) -> dict[str, Any]:
