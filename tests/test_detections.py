@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from detrt.detections import Detections, box_iou, cxcywh_to_xyxy
+from detrt.detections import Detections, Masks, box_iou, cxcywh_to_xyxy, mask_iou
 from detrt.errors import MissingPackageError
-from detrt.tasks.masks import Masks
 
 THREE = Detections(
     [[0, 0, 10, 20], [5, 5, 6, 7], [1, 2, 3.5, 4]],
@@ -154,3 +153,9 @@ def test_numbers_in_json_are_rounded_as_python_rounds_them():
     found = Detections(values.reshape(-1, 4), values[:2000], np.zeros(2000), ("a",) * 2000, (8, 8)).to_list()
     assert [row["box_xyxy"] for row in found] == [[round(float(v), 3) for v in box] for box in values.reshape(-1, 4)]
     assert [row["score"] for row in found] == [round(float(v), 6) for v in values[:2000]]
+
+
+def test_documented_names_of_this_module():
+    """docs/reference/python.md says where masks and their IoU are."""
+    masks = Masks.from_array(np.eye(3)[None])
+    assert mask_iou(masks, masks).tolist() == [[1.0]]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from .errors import MissingPackageError
 from .tasks import TASKS, Task
 from .tasks.masks import Masks, equal
+from .tasks.masks import mask_iou as mask_iou  # documented as a name of this module
 
 if TYPE_CHECKING:
     import pandas
