@@ -72,13 +72,13 @@ FAMILIES = (
             idle=("ignore_index", "num_labels", "reduce_labels", "do_reduce_labels"),
         ),
         licence="MIT; weights: CC BY-NC 4.0",
-        since="5.23.0",
+        since="5.20.2",
         own_rewrites={"mask2former": _rewrite},
         rewrites={
             "mask2former": {
                 "multi_scale_deformable_attention": ("457a3a00d81508e9",),
                 "Mask2FormerPixelDecoderEncoderMultiscaleDeformableAttention.forward": ("5217b351348ec75e",),
-                "Mask2FormerPixelDecoderEncoderOnly.get_reference_points": ("456d7e54a30ade61",),
+                "Mask2FormerPixelDecoderEncoderOnly.get_reference_points": ("f2103abf8b4d3444", "456d7e54a30ade61"),
                 "Mask2FormerPixelDecoder.forward": ("e2ae552c8e6896be",),
                 "Mask2FormerPixelLevelModule.forward": ("4979980febd3647f",),
             },
