@@ -188,6 +188,7 @@ def test_which_families_have_original_files():
     assert (
         rows["detr"] == ["facebookresearch DETR", "facebookresearch DETR, DC5"]
         and rows["yolos"] == ["hustvl YOLOS"]
-        and rows["eomt"] == []
+        and rows["eomt"] == ["tue-mps EoMT"]
+        and rows["owlvit"] == []
     )
     assert rows["co_dino"] == ["Sense-X Co-DETR", "mmdetection CO-DETR"]

@@ -82,6 +82,7 @@ CASES = {
         {"image_size": [512, 864], "num_attention_heads": 1, "layer_norm_eps": 1e-6, "use_mid_position_embeddings": True},
         {},
     ),
+    "eomt": ("eomt", "eomt", {"num_attention_heads": 1}, {}),
     "lw_detr": ("lw_detr-two-scales", "lw_detr", LW, LW_VIT),
     "deformable-plain": ("deformable_detr-plain", "deformable_detr", HEADS, {"out_features": STAGES}),
     "deformable-refine": ("deformable_detr-refine", "deformable_detr", HEADS, {"out_features": STAGES}),

@@ -275,6 +275,22 @@ RENAMES = {
     "table-transformer": TABLE,
     "yolos": YOLOS,
     "lw_detr": LW_DETR,
+    "eomt": [
+        (r"^embeddings\.position_embeddings\.weight", "encoder.backbone.pos_embed"),
+        (r"^embeddings\.register_tokens", "encoder.backbone.reg_token"),
+        (r"^embeddings\.patch_embeddings\.projection", "encoder.backbone.patch_embed.proj"),
+        (r"^embeddings\.", "encoder.backbone."),
+        (r"^layernorm", "encoder.backbone.norm"),
+        (r"^layers", "encoder.backbone.blocks"),
+        (r"\.attention\.out_proj", ".attn.proj"),
+        (r"\.attention\.", ".attn."),
+        (r"\.layer_scale([12])\.lambda1", r".ls\1.gamma"),
+        (r"^query", "q"),
+        (r"^class_predictor", "class_head"),
+        (r"^mask_head\.fc([123])", lambda m: f"mask_head.{2 * int(m[1]) - 2}"),
+        (r"^upscale_block\.block", "upscale"),
+        (r"\.layernorm2d", ".norm"),
+    ],
     "deformable_detr": DEFORMABLE,
     "rt_detr": [
         *PRESNET,
@@ -311,7 +327,7 @@ RENAMES = {
 }
 # Families whose authors stack query, key and value of these attentions, and gate and up of the feed-forward part.
 STACKED = r"^(.*self_attn|.*multihead_attn)\.([qkv])_proj\.(weight|bias)$"
-VIT_STACKED = r"^(backbone\.(?:dinov3|backbone|0\.encoder).*\.attn)\.([qkv])_proj\.(weight|bias)$"
+VIT_STACKED = r"^((?:encoder\.)?backbone\.(?:blocks|dinov3|backbone|0\.encoder).*\.attn)\.([qkv])_proj\.(weight|bias)$"
 YOLOS_STACKED = r"^(backbone\.blocks.*\.attn)\.(query|key|value)\.(weight|bias)$"
 GATED = r"^(.*)\.mlp\.(gate|up)_proj\.(weight|bias)$"
 
@@ -339,4 +355,6 @@ def to_original(family: str, state: dict[str, torch.Tensor]) -> dict[str, torch.
             end = "" if "query" in parts else "_proj"
             keys = [f"{head}{middle}{part}{end}.{leaf}" for part in parts]
             renamed[stacked.format(head, leaf)] = torch.cat([renamed.pop(key) for key in keys])
+    if family == "eomt":
+        renamed["encoder.backbone.pos_embed"] = renamed["encoder.backbone.pos_embed"].unsqueeze(0)
     return renamed

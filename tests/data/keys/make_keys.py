@@ -33,6 +33,7 @@ DAB = "https://github.com/IDEA-Research/DAB-DETR @ 723ddb80e95dbd3c9a2e4ef68c1e0
 TABLE = "https://github.com/microsoft/table-transformer @ 16d124f616109746b7785f03085100f1f6247575"
 YOLOS = "https://github.com/hustvl/YOLOS @ 5717fc29d727dab84ad585c56457b4de1225eddc"
 LW = "https://github.com/Atten4Vis/LW-DETR @ d5e6e6c4add2d24dafb965ced8b50163c50b9788"
+EOMT = "https://github.com/tue-mps/eomt @ 7bd19ddd621c5c6adedcd260458a34783cd4a45f"
 RF_DETR = "https://github.com/roboflow/rf-detr @ 35ac6ab64634e188bbb0fa3fc5135132f0df45fc"
 
 # The defaults of the authors' argument parsers that their model builders read.
@@ -149,6 +150,13 @@ def by_config(root: Path, package: str, config: str, names: tuple[str, ...] = ()
     return made.model
 
 
+def by_eomt(model: str) -> Any:
+    timm = importlib.import_module("timm")
+    create, timm.create_model = timm.create_model, lambda *names, **settings: create(*names, **{**settings, "pretrained": False})
+    encoder = importlib.import_module("models.vit").ViT((640, 640), backbone_name=model)
+    return importlib.import_module("models.eomt").EoMT(encoder, 80, 200)
+
+
 def by_dfine_seg(size: str) -> Any:
     build = importlib.import_module("src.d_fine.dfine").build_model
     return build(size, 80, True, "cpu", img_size=(640, 640))
@@ -225,6 +233,7 @@ FILES: dict[str, tuple[str, str, Any]] = {
         lambda r: by_arguments(r, HEIRS, PATTERNS, "build_DABDETR", "models.DAB_DETR.backbone"),
     ),
     "table_transformer_detection": (TABLE, "detr", lambda r: by_arguments(r, HEIRS, TABLES)),
+    "eomt_l": (EOMT, "", lambda r: by_eomt("vit_large_patch14_reg4_dinov2")),
     "yolos_ti": (YOLOS, "", lambda r: by_arguments(r, HEIRS, YOLOS_TI)),
     "yolos_s": (YOLOS, "", lambda r: by_arguments(r, HEIRS, {**YOLOS_TI, **YOLOS_S})),
     "lwdetr_large": (LW, "", lambda r: by_arguments(r, HEIRS, LARGE)),
@@ -316,7 +325,7 @@ def main() -> None:
         values = {
             key: tensor.tolist()
             for key, tensor in state.items()
-            if key.endswith(("num_points_scale", ".up", ".reg_scale", ".periods"))
+            if key.endswith(("num_points_scale", ".up", ".reg_scale", ".periods", "attn_mask_probs"))
         }
         head = f'{{"source": {json.dumps(source)},\n"values": {json.dumps(values)},\n"keys": {{\n'
         (HERE / f"{name}.json").write_text(head + ",\n".join(lines) + "\n}}\n", "utf-8")

@@ -28,6 +28,7 @@ FILES = {
     "conditional_detr_r50": ("conditional_detr", 300, 91),
     "dab_detr_r50_dc5_3pat": ("dab_detr", 300, 91),
     "table_transformer_detection": ("table-transformer", 15, 2),
+    "eomt_l": ("eomt", 200, 80),
     "yolos_ti": ("yolos", 100, 91),
     "yolos_s": ("yolos", 100, 91),
     "lwdetr_large": ("lw_detr", 300, 91),
@@ -71,7 +72,7 @@ FILES = {
 }
 
 
-LARGE = ("rf_detr_xlarge", "rf_detr_2xlarge", "rtv4_hgnetv2_x_coco")  # quarter to half a gigabyte each
+LARGE = ("eomt_l", "rf_detr_xlarge", "rf_detr_2xlarge", "rtv4_hgnetv2_x_coco")  # quarter to half a gigabyte each
 ALIKE = ("ecdet_s", "ecdet_m", "ecdet_x", "ecseg_m", "ecseg_l", "ecseg_x")  # keys of ECDet L and ECSeg S
 SLOW = (*LARGE, *ALIKE)
 

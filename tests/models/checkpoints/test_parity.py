@@ -55,7 +55,7 @@ QUICK = [pytest.param(case, marks=[pytest.mark.slow] * (case == "rf_detr-seg")) 
 @pytest.mark.parametrize("case", QUICK)
 def test_outputs_equal_the_model_that_the_weights_came_from(case, loaded):
     module, source = loaded(case)
-    side = source.spec.input.height if source.family.name == "rf_detr" else 192 if "lw_detr" in case else 160
+    side = source.spec.input.height if source.family.name in ("rf_detr", "eomt") else 192 if "lw_detr" in case else 160
     generator = torch.Generator().manual_seed(3)
     # In double precision: these random models multiply a rounding of FP32 by a thousand.
     pixels = torch.rand(2, 3, side, side, generator=generator).double()
