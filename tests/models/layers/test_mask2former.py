@@ -25,7 +25,14 @@ from detrt.models.load import load_source
 from detrt.spec import Precision
 
 # As a published folder has it, and a training script of transformers.
-FILE = {"size": {"height": 120, "width": 90}, "size_divisor": 32, "ignore_index": 255, "num_labels": 7, "do_reduce_labels": False}
+FILE = {
+    "size": {"height": 120, "width": 90},
+    "size_divisor": 32,
+    "ignore_index": 255,
+    "num_labels": 7,
+    "do_reduce_labels": False,
+    "_max_size": 1333,
+}
 
 
 SIZE = (384, 384)  # at which transformers makes its masks
@@ -83,7 +90,7 @@ def test_maps_and_detections_are_those_of_transformers_from_the_image_on(folder)
     assert compared >= 20
 
 
-@pytest.mark.parametrize("size_hw", [(128, 128), (96, 160), (192, 64)])
+@pytest.mark.parametrize("size_hw", [(128, 128), (96, 160), (192, 64), (72, 100)])
 @pytest.mark.parametrize("batch", [1, 2])
 def test_the_graph_is_the_class_of_transformers_at_sizes_that_were_not_traced(size_hw, batch, exported, tiny):
     stock = stock_of(tiny("mask2former"))
