@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -86,8 +87,12 @@ def read_results(path: Path) -> list[Row]:
     with open(path, "rb") as file:
         resumed = file.read(13) == b'{"detrt_eval"'
     if resumed:
-        return [row for line in _complete_lines(path)[1:] for row in line["rows"]]
-    rows = files.read_json(path, "results file", ImageError, most=files.LONGEST_DATA_SET)
+        lines = _complete_lines(path)[1:]
+        if not all(isinstance(line, dict) and isinstance(line.get("rows"), list) for line in lines):
+            raise ImageError(f"the resume file '{path}' has a line without the rows of an image; start again with another one")
+        rows: Any = [row for line in lines for row in line["rows"]]
+    else:
+        rows = files.read_json(path, "results file", ImageError, most=files.LONGEST_DATA_SET)
     if not isinstance(rows, list):
         raise ImageError(f"the results file '{path}' must hold a list; got {type(rows).__name__}")
     for index, row in enumerate(rows):
@@ -95,10 +100,15 @@ def read_results(path: Path) -> list[Row]:
         if not missing and not all(isinstance(row[name], (int, str)) for name in ("image_id", "category_id")):
             what = f"the image_id {row['image_id']!r} and category_id {row['category_id']!r}, which are no ids"
             raise ImageError(f"the results file '{path}': entry {index} has {what}; it is not a COCO results file")
-        if missing or not is_bbox(row["bbox"]) or not isinstance(row["score"], (int, float)):
+        if missing or not is_bbox(row["bbox"]) or not _is_score(row["score"]):
             what = f"no {', '.join(missing)}" if missing else f"the bbox {row['bbox']!r} and score {row['score']!r}"
             raise ImageError(f"the results file '{path}': entry {index} has {what}; it is not a COCO results file")
     return rows
+
+
+def _is_score(value: Any) -> bool:
+    """Whether it is a number that has an order; NaN has none, and would come anywhere among the others."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def write_results(rows: Sequence[Row], path: Path | str) -> None:
