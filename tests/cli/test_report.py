@@ -66,9 +66,19 @@ def test_a_report_goes_on_and_ends_in_a_page(monkeypatch, tmp_path):
     detrt(*arguments[:-1], "3", *kept)  # another choice is measured
     assert ran == ["fp32"]
     ran.clear()
-    (tmp_path / "kept" / run_report.DONE).write_text("[", "utf-8")
-    detrt(*arguments, *kept)
-    assert ran == ["fp32"]
+    for damaged in ("[", '{"a": 1, "b": [2]}'):
+        (tmp_path / "kept" / run_report.DONE).write_text(damaged, "utf-8")
+        detrt(*arguments, *kept)
+    assert ran == ["fp32"] * 2
+
+
+def test_two_reports_keep_their_rows_in_one_folder(tmp_path):
+    first, second = (run_report._Done(tmp_path / run_report.DONE) for _ in range(2))
+    first.add("a", [{"model": "a"}])
+    second.add("b", [{"model": "b"}])
+    assert run_report._Done(tmp_path / run_report.DONE).rows == {"a": [{"model": "a"}], "b": [{"model": "b"}]}
+    assert run_report._name("hf:x/a", "fp32") == "hf-x-a.fp32" and run_report._name("..", "fp32") == "model.fp32"
+    assert len({run_report._name("x" * count, "fp32") for count in (300, 301)}) == 2
 
 
 def test_what_a_report_goes_on_with_is_of_the_same_content(monkeypatch, tmp_path):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .report import ReportConfig
 
 FAILED = "failed"
+_LONGEST_NAME = 150  # bytes of a model in the names of folders, which have more behind it
 DONE = "report.done.json"  # in the folder of the bundles
 
 
@@ -113,7 +114,8 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 def _name(model: str, precision: str) -> str:
     """Of the folder of a bundle."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", model).strip("-.") + "." + precision
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", model).strip("-.") or "model"
+    return f"{files.short_name(name, _LONGEST_NAME)}.{precision}"
 
 
 def _rows(
@@ -173,14 +175,20 @@ class _Done:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.rows = self._read()
+
+    def _read(self) -> dict[str, list[dict[str, Any]]]:
         kept: Any = None
         with contextlib.suppress(DetrtError):
-            kept = files.read_json(path, "rows that are done")
-        self.rows: dict[str, list[dict[str, Any]]] = kept if isinstance(kept, dict) else {}
+            kept = files.read_json(self.path, "rows that are done")
+        rows = kept.items() if isinstance(kept, dict) else ()
+        return {key: some for key, some in rows if isinstance(some, list) and all(isinstance(row, dict) for row in some)}
 
     def add(self, key: str, rows: list[dict[str, Any]]) -> None:
-        self.rows[key] = [dict(row) for row in rows]
-        files.write_text(self.path, json.dumps(self.rows, indent=1) + "\n")
+        """Add to what is there by now: another report may keep its rows in the same folder."""
+        with files.locked(self.path.parent):
+            self.rows = self._read() | self.rows | {key: [dict(row) for row in rows]}
+            files.write_text(self.path, json.dumps(self.rows, indent=1) + "\n")
 
 
 def _state_of(*given: str | Path | None, ground_truth: Path | None = None) -> list[tuple[str, str]]:
