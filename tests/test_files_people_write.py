@@ -113,3 +113,56 @@ def test_a_text_file_has_a_largest_size(tmp_path: Path) -> None:
     path.write_bytes(b"a\n" * 100)
     with pytest.raises(DetrtError, match="200 bytes; at most 100"):
         files.read_text(path, "labels file", most=100)
+
+
+CLASSES = {0: "cat", 1: "dog", 2: "bird"}
+COCO = {
+    "images": [],
+    "annotations": [],
+    "categories": [{"id": 2, "name": "bird"}, {"id": 0, "name": "cat"}, {"id": 1, "name": "dog"}],
+}
+NAME_FILES = {
+    "list.json": json.dumps(list(CLASSES.values())),
+    "object.json": json.dumps(CLASSES),
+    "config.json": json.dumps({"model_type": "detr", "id2label": CLASSES, "label2id": {}}),
+    "instances.json": json.dumps(COCO),
+    "categories.json": json.dumps(COCO["categories"]),
+    "data.yaml": "path: .\nnc: 3\nnames: [cat, dog, bird]\n",
+    "data.yml": "train: images\nval: images\nnames:\n  0: cat\n  1: dog\n  2: bird\n",
+    "list.yaml": "- cat\n- dog\n- bird\n",
+}
+
+
+@pytest.mark.parametrize("name", NAME_FILES)
+def test_class_names_are_read_from_the_files_that_have_them(name: str, tmp_path: Path) -> None:
+    if name.endswith("ml"):
+        pytest.importorskip("yaml")
+    (tmp_path / name).write_text(NAME_FILES[name], "utf-8")
+    assert read_labels(tmp_path / name, 3) == CLASSES
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.json", '{"0": null, "1": "dog", "2": "bird"}', "must hold names as a list or as an object of id to name"),
+        ("a.json", '[["cat"], "dog", "bird"]', "must hold names"),
+        ("a.json", '{"cat": 0, "dog": 1, "bird": 2}', "must hold names"),
+        ("a.json", '{"0.0": "cat"}', "must hold names"),
+        ("a.json", "[true, false, true]", "must hold names"),
+        ("a.json", '{"images": []}', "must hold names"),
+        ("a.json", '{"0": "cat", " 0": "dog", "2": "bird"}', "names an id twice"),
+        ("a.json", "3", "must hold names"),
+        ("a.yaml", "nc: 3\nval: images\ntrain: images\n", "must hold names"),
+        ("a.yaml", "names: [cat\n", "is not YAML"),
+        ("a.yaml", "names: [cat, dog, 2001-99-99]\n", "is not YAML"),
+        ("a.yaml", "[" * 20000, "is not YAML"),
+        ("gone.yaml", None, "there is no labels file"),
+    ],
+)
+def test_files_without_class_names_are_refused(name: str, content: str | None, words: str, tmp_path: Path) -> None:
+    if name.endswith("yaml"):
+        pytest.importorskip("yaml")
+    if content is not None:
+        (tmp_path / name).write_text(content, "utf-8")
+    with pytest.raises(DetrtError, match=words):
+        read_labels(tmp_path / name, 3)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import DetrtError, OutputError, SpecError
+from .errors import DetrtError, MissingPackageError, OutputError, SpecError
 
 TEMPORARY = ".tmp"  # ends the names of what is not finished
 _TEMPORARY_NAME = re.compile(r"\.(.+)\.(?:\d+|[0-9a-f]{8})" + re.escape(TEMPORARY))  # of files a number
@@ -107,6 +107,27 @@ def read_json(
         return parse_json(text)
     except ValueError as failure:
         raise error(f"the {what} '{path}' cannot be read as JSON: {failure}" + (f"; {advice}" if advice else "")) from None
+
+
+def read_yaml(
+    path: Path | str | os.PathLike, what: str, error: type[DetrtError] = SpecError, *, extra: str, advice: str = ""
+) -> Any:
+    """The value in a YAML file, in the encodings of `read_text`. extra: of detrt, which brings PyYAML.
+
+    Raises:
+        DetrtError: of the kind `error`: missing, not text, or not YAML. MissingPackageError: no PyYAML.
+    """
+    try:
+        import yaml
+    except ImportError:
+        raise MissingPackageError("yaml", extra, f"reading '{path}'") from None
+    text = read_text(path, what, error, advice=advice)
+    try:
+        return yaml.safe_load(text)
+    except RecursionError:
+        raise error(f"the {what} '{path}' is not YAML that can be read: it is nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as failure:  # ValueError: a date that does not exist
+        raise error(f"the {what} '{path}' is not YAML: {' '.join(str(failure).split())}") from None
 
 
 def parse_json(text: str | bytes | bytearray, *, finite: bool = False) -> Any:

@@ -23,7 +23,8 @@ from typing import Any
 
 from PIL import Image
 
-from ..errors import ImageError, MissingPackageError
+from .. import files
+from ..errors import ImageError
 from .coco import CocoDataset, Entry, load_coco
 from .images import IMAGE_FORMATS, IMAGE_SUFFIXES, available, natural_key
 
@@ -218,16 +219,7 @@ def size_of(path: Path) -> tuple[int, int]:
 
 
 def _read_yaml(file: Path) -> Mapping[str, Any]:
-    try:
-        import yaml
-    except ImportError:
-        raise MissingPackageError("yaml", "eval", f"reading '{file}'") from None
-    try:
-        data = yaml.safe_load(file.read_text("utf-8-sig"))
-    except OSError:
-        raise ImageError(f"there is no annotation file '{file}'; give the data.yaml of a YOLO data set") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ImageError(f"'{file}' is not YAML: {error}") from None
+    data = files.read_yaml(file, "annotation file", ImageError, extra="eval", advice="give the data.yaml of a YOLO data set")
     if not isinstance(data, Mapping):
         raise ImageError(f"'{file}' holds no settings of a YOLO data set; it has names: and val:")
     return data

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -85,7 +86,8 @@ def _start(names: Mapping[int, str], classes: int) -> str:
 
 
 def read_labels(path: Path | str, classes: int, first: int | None = None) -> dict[int, str]:
-    """Class names from a text file (one per line) or a JSON object of id to name.
+    """Class names from a text file (one per line), or from a JSON or YAML file: a list, an object of id to name, or such a one as `names`
+    (YOLO data.yaml), `id2label` (config.json of transformers) or `categories` (COCO).
 
     first: column of the head that the first name of a list is for; a list may then be shorter than the head.
 
@@ -125,14 +127,28 @@ def count_labels(path: Path | str) -> int:
 def _named(path: Path | str) -> tuple[dict[int, str], int | None]:
     """Class id -> name of a labels file, and its number of names; None for a JSON object. A blank line keeps its id free."""
     path = Path(path)
-    if path.suffix.lower() != ".json":
+    if path.suffix.lower() in (".yaml", ".yml"):
+        data = files.read_yaml(path, "labels file", extra="export")
+    elif path.suffix.lower() == ".json":
+        data = files.read_json(path, "labels file")
+    else:
         lines = files.read_lines(path, "labels file")
         return {number: line for number, line in enumerate(lines) if line}, len(lines)
-    data = files.read_json(path, "labels file")
-    try:
-        if not isinstance(data, (dict, list)):
-            raise ValueError(f"got {type(data).__name__}")
-        names = {int(k): str(v) for k, v in data.items()} if isinstance(data, dict) else dict(enumerate(map(str, data)))
-    except (ValueError, TypeError) as error:
-        raise SpecError(f"labels file '{path}' must be a JSON list or an object of id to name: {error}") from None
-    return names, None if isinstance(data, dict) else len(names)
+    if isinstance(data, dict):  # a file of a data set or a model, which has more than its class names
+        data = next((data[key] for key in ("names", "id2label", "categories") if key in data), data)
+    if isinstance(data, list) and data and all(isinstance(one, dict) and {"id", "name"} <= set(one) for one in data):
+        data = {one["id"]: one["name"] for one in data}
+    named = data if isinstance(data, dict) else dict(enumerate(data)) if isinstance(data, list) else {}
+    if not named or not all(_is_name(name) and re.fullmatch(r"-?\d{1,9}", str(key).strip()) for key, name in named.items()):
+        raise SpecError(
+            f"labels file '{path}' must hold names as a list or as an object of id to name, alone or as \"names\" (YOLO data.yaml), "
+            '"id2label" (config.json) or "categories" (COCO)'
+        )
+    found = {int(key): str(name) for key, name in named.items()}
+    if len(found) < len(named):
+        raise SpecError(f"labels file '{path}' names an id twice")
+    return found, None if isinstance(data, dict) else len(found)
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, (str, int)) and not isinstance(value, bool)

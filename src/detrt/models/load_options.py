@@ -59,7 +59,7 @@ class LoadOptions:
     Args:
         family: of ckpt:FILE, the family instead of the one that its keys tell; of the folder of a DEIMv2 with its own code,
             "deimv2-upstream" runs detrt's published DEIMv2 on its weights instead of that code.
-        labels: file with one class name per line, or JSON {"0": "name", ...}, instead of the checkpoint's names.
+        labels: file of class names, see `labels.read_labels`, instead of the checkpoint's names.
         labels_start: column of the head that the first name is for, of `labels` or of the file's own list, where the head has more
             columns than there are names.
         tokenizer: of a prompted model, a tokenizer.json, a vocab.txt or a folder with one, instead of the checkpoint's own.
