@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -16,10 +17,13 @@ import pytest
 
 pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
 
+import numpy as np
 from cli_support import COMMAND, write_images, write_onnx
+from PIL import Image
 
 from detrt import files
 from detrt.bundle import Bundle, writing_bundle
+from detrt.data.video import read_frames, video_writer
 
 CALLS = (
     "write,pwrite64,writev,rename,renameat,renameat2,unlink,unlinkat,rmdir,mkdir,mkdirat,link,linkat,symlink,symlinkat,ftruncate,"
@@ -87,6 +91,10 @@ def begun(tmp_path_factory):
     write_onnx(folder / "old.onnx")
     write_onnx(folder / "new.onnx", width=16)
     write_images(folder / "in")
+    if importlib.util.find_spec("av") is not None:
+        with video_writer(folder / "clip.mp4", fps=5, size=(16, 24)) as write:
+            for shade in (0, 128, 255):
+                write(np.full((16, 24, 3), (0, 0, shade), np.uint8))
     (folder / "parts" / "detections").mkdir(parents=True)
     images = [{"id": i, "file_name": f"{name}.png", "width": 24, "height": 16} for i, name in enumerate(("black", "blue"))]
     box = {"id": 1, "image_id": 1, "category_id": 0, "bbox": [2, 2, 8, 8], "area": 64, "iscrowd": 0}
@@ -111,8 +119,16 @@ PART = (
 )
 
 
+MANY = (
+    *(*COMMAND, "detect", "old.onnx", "in", "clip.mp4", "-t", "0.1"),
+    *("--save-dir", "out/copies", "--save-txt", "out/labels", "--save-crops", "out/crops"),
+)
+PAGE = (*COMMAND, *EVAL, "--report", "page.html")
+
+
 def check_build(folder: Path, call: Call) -> bool:
     """Kill `build` into an old bundle; whether the new one is there."""
+    before = os.listdir(folder)
     (folder / "old").rename(folder / "bundle")
     old, new = bundle_of(folder / "bundle"), bundle_of(folder / "new")
     kill(folder, call, BUILD)
@@ -122,9 +138,7 @@ def check_build(folder: Path, call: Call) -> bool:
         shutil.copytree(folder / "new", fresh, dirs_exist_ok=True)
     assert bundle_of(folder / "bundle") == new
     assert sorted(os.listdir(folder / "bundle")) == sorted(os.listdir(folder / "new")), f"killed at {call}"
-    assert sorted(os.listdir(folder)) == sorted(["bundle", "in", "new", "new.onnx", "old.onnx", "parts", "truth.json"]), (
-        f"killed at {call}"
-    )
+    assert sorted(os.listdir(folder)) == sorted(set(before) - {"old"} | {"bundle"}), f"killed at {call}"
     return found == new
 
 
@@ -168,14 +182,46 @@ def check_part(folder: Path, call: Call) -> bool:
     return lines != ['"old"']
 
 
+def check_many(folder: Path, call: Call) -> bool:
+    """Kill a command that writes a file for each image: each that is there is whole, and the next run leaves all of them, and no others."""
+    kill(folder, call, MANY)
+    found = sorted(path.relative_to(folder / "out").as_posix() for path in files_in(folder / "out"))
+    for path in files_in(folder / "out"):
+        if path.suffix == ".txt":
+            assert all(len(line.split()) == 5 for line in path.read_text().splitlines()), f"killed at {call}: {path}"
+        elif path.suffix in (".png", ".jpg"):
+            Image.open(path).load()
+        elif path.suffix == ".mp4":
+            assert len(list(read_frames(path))) == 3, f"killed at {call}"
+        else:
+            assert len([json.loads(line) for line in path.read_text().splitlines()]) == 5, f"killed at {call}"
+    subprocess.run(MANY, cwd=folder, check=True, capture_output=True)
+    again = sorted(path.relative_to(folder / "out").as_posix() for path in (folder / "out").rglob("*") if path.is_file())
+    assert len(again) > 10 and set(found) <= set(again) and not [name for name in again if "/." in name], f"killed at {call}"
+    return len(found) == len(again)
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Those that are there for others, which hidden ones are not."""
+    return [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
+
+
+def check_page(folder: Path, call: Call) -> bool:
+    lines = check_file(folder, call, PAGE, folder / "page.html")
+    assert lines == ['"old"'] or lines[-1].endswith("</html>"), f"killed at {call}"
+    return lines != ['"old"']
+
+
 CHECKS = {
+    "many": (check_many, MANY),
+    "page": (check_page, PAGE),
     "build": (check_build, BUILD),
     "detect": (check_detect, DETECT),
     "save": (check_save, SAVE),
     "resume": (check_resume, RESUME),
     "part": (check_part, PART),
 }
-NEEDS = {"save": "pycocotools", "resume": "pycocotools", "part": "pyarrow"}
+NEEDS = {"many": "av", "page": "pycocotools", "save": "pycocotools", "resume": "pycocotools", "part": "pyarrow"}
 
 
 def outcomes(begun: Path, folder: Path, command: str, some: int | None) -> list[bool]:
