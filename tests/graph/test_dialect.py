@@ -516,3 +516,35 @@ def test_products_that_overflow_fp16_are_scaled_before(scale, moved):
     assert order == ([operator, "MatMul", "Softmax"] if moved else ["MatMul", operator, "Softmax"])
     for name, array in run_graph(model.SerializeToString(), feeds).items():
         np.testing.assert_allclose(array, expected[name], atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_positions_on_the_border_are_outside_in_graphs_of_others(dtype):
+    centres = ((np.arange(50) + 0.5) / 50).astype(dtype)
+    nodes = [
+        helper.make_node("Greater", ["x", "low"], ["above"], name="above"),
+        helper.make_node("Less", ["x", "high"], ["below"], name="below"),
+        helper.make_node("And", ["above", "below"], ["inside"]),
+        helper.make_node("Greater", ["x", "half"], ["right"], name="right"),
+    ]
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    constants = {"low": 0.01, "high": 1 - 0.01, "half": 0.5}
+    g = helper.make_graph(
+        nodes,
+        "border",
+        [helper.make_tensor_value_info("x", kind, [50])],
+        [helper.make_tensor_value_info(name, TensorProto.BOOL, [50]) for name in ("inside", "right")],
+        [numpy_helper.from_array(np.array(value, dtype), name) for name, value in constants.items()],
+    )
+    model = helper.make_model(g, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    plain = run_graph(model.SerializeToString(), {"x": centres})
+    changes = for_typed_parser(model)
+    assert changes["border"] == 2
+    onnx.checker.check_model(model, full_check=True)
+    if dtype == np.float32:  # which alone tells the border from beside it
+        nearly = np.nextafter(centres, dtype(0.5))  # as a runtime may divide
+        for x in (centres, nearly):
+            got = run_graph(model.SerializeToString(), {"x": x})
+            np.testing.assert_array_equal(got["inside"], plain["inside"])
+            assert not got["inside"][[0, -1]].any() and got["inside"][1:-1].all()
+    np.testing.assert_array_equal(run_graph(model.SerializeToString(), {"x": centres})["right"], plain["right"])

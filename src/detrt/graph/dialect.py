@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from .border import compare_beside_border
 from .clean import drop_dead, drop_default_reduction, fold_pads, lower_opset, name_modes_as_before
 from .lower_msda import sum_by_reduction
 from .nodes import GraphBuilder, default_opset, replace_nodes
@@ -26,8 +27,8 @@ def for_typed_parser(
 ) -> Counter[str]:
     """Write a graph as the parsers of TensorRT 10 and newer read it best, in place; the defaults are what all of them read.
 
-    Deformable attention sums by reduction (`sum_by_reduction`), and padding is part of what reads it (`fold_pads`), in graphs of others
-    too. opset: the newest that the parser is documented for: BF16 graphs have
+    Deformable attention sums by reduction (`sum_by_reduction`), padding is part of what reads it (`fold_pads`), and proposals on the
+    border are outside (`compare_beside_border`), in graphs of others too. opset: the newest that the parser is documented for: BF16 graphs have
     22, and parsers take BF16 at any. cumsum, grid_sample_linear, scatter_reduction: as of
     `backends.tensorrt.rows.Version`.
 
@@ -37,7 +38,7 @@ def for_typed_parser(
     Raises:
         GraphError: a node that the opset cannot express.
     """
-    changes = Counter({"MatMul": sum_by_reduction(model), "Pad": fold_pads(model)})
+    changes = Counter({"MatMul": sum_by_reduction(model), "Pad": fold_pads(model), "border": compare_beside_border(model)})
     if not cumsum:
         changes["CumSum"] = cumsum_to_matmul(model, symbolic=True)
     if default_opset(model) > opset:

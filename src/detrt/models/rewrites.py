@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..errors import ExportError
+from ..graph.border import STEADY
 from .families import BY_NAME, TESTED
 from .ops.msda import ms_deform_attn
 from .source import transformers_version
@@ -141,28 +142,19 @@ def _frozen_position_patches(module: ModuleType, model: nn.Module) -> list[Patch
     return patches
 
 
-BORDER = 0.01  # of an image: positions nearer to its sides cannot be proposals
-# Centres of a level's cells are either on the border itself or 1 / (100 cells) away from it; divisions round to 1e-7.
-_BESIDE_BORDER = 1e-6
-
-
 class SteadyBorder(TorchFunctionMode):
-    """Compares positions with numbers beside the border, so that those on it are outside in every runtime.
-
-    The first cell of 50 has its centre at 0.5 / 50, which PyTorch's division rounds to the same number as 0.01. A runtime that multiplies
-    by 1 / 50 finds it inside, and selects other queries. For tracing and capturing any family.
-    """
+    """Compares positions with numbers beside the border (`detrt.graph.border`); for tracing and capturing any family."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if len(args) == 2 and isinstance(args[1], float):
-            if func is Tensor.gt and args[1] == BORDER:
-                args = args[0], BORDER + _BESIDE_BORDER
-            elif func is Tensor.lt and args[1] == 1 - BORDER:
-                args = args[0], 1 - BORDER - _BESIDE_BORDER
+            for compare, (on_border, beside) in _STEADY:
+                if func is compare and args[1] == on_border:
+                    args = args[0], beside
         return func(*args, **(kwargs or {}))
 
 
-# Those that several families share; `Family.own_rewrites` has the others.
+_STEADY = ((Tensor.gt, STEADY["Greater"]), (Tensor.lt, STEADY["Less"]))
+
 REWRITES: dict[str, Rewrite] = {
     "msda": Rewrite("deformable attention becomes one op, lowered late", _msda_patches),
     "symbolic_shapes": Rewrite(
