@@ -89,6 +89,7 @@ def test_bad_truth(tmp_path, text):
         ("annotations", {"iscrowd": "no"}, r"annotations\[0\] has iscrowd 'no', not 0 or 1"),
         ("annotations", {"iscrowd": 1e99}, "not 0 or 1"),
         ("annotations", {"bbox": [1, 2, 3]}, "not 4 finite numbers"),
+        ("annotations", {"bbox": [1, 2, -3, 4]}, "width and height cannot be negative"),
         ("annotations", {"bbox": [1, 2, float("nan"), 3]}, "not 4 finite numbers"),
         ("categories", {"id": 2}, "2 entries of 'categories' have the id 2"),
         ("categories", {"name": ["a"]}, r"categories\[0\] has the name \['a'\], not text"),

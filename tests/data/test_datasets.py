@@ -126,6 +126,14 @@ def test_a_turned_image_has_the_size_that_is_shown(tmp_path):
         ("labels/val/a.txt", "\n7 0.5 0.5 0.1 0.1\n", "line 2: class 7 has no name"),
         ("labels/val/a.txt", "cat 0.5 0.5 0.1 0.1\n", "no number"),
         ("labels/val/a.txt", "0 nan 0.5 0.1 0.1\n", "a label is"),
+        ("labels/val/a.txt", "0 40 30 10 10\n", "line 1: '0 40 30 10 10' is outside of the image"),
+        ("labels/val/a.txt", "0 0.5 0.5 -0.1 0.1\n", "outside of the image"),
+        ("labels/val/a.txt", "0 0.1 0.1 0.5 0.1 0.5 1.2\n", "outside of the image"),
+        ("labels/val/a.txt", "0 -0.2 0.5 0.1 0.1\n", "outside of the image"),
+        ("data.yaml", "val: images/val\nnames: [yes, no, cat]\n", "the name of class 0 is True, not text; write it with quotes"),
+        ("data.yaml", "val: images/val\nnames: [cat, null]\n", "the name of class 1 is None"),
+        ("data.yaml", "val: images/val\nnames: [[cat], dog]\n", "the name of class 0 is"),
+        ("data.yaml", "val: images/val\nnames: [cat]\nday: 2001-99-99\n", "not YAML"),
         ("images/val/a.png", "x", "cannot be read as an image"),
     ],
 )
@@ -142,6 +150,32 @@ def test_what_is_wrong_in_voc_is_named(voc, text):
     (voc / "Annotations/a.xml").write_text(text)
     with pytest.raises(ImageError, match=r"a.xml' is not an annotation file"):
         load_dataset(voc)
+
+
+def test_labels_of_yolo_in_another_encoding(yolo):
+    plain = load_dataset(yolo / "data.yaml").annotations
+    label = yolo / "labels/val/a.txt"
+    label.write_bytes(label.read_text().encode("utf-16"))
+    assert load_dataset(yolo / "data.yaml").annotations == plain
+    label.write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(ImageError, match=r"a.txt' is not UTF"):
+        load_dataset(yolo / "data.yaml")
+
+
+def test_boxes_of_yolo_may_stand_out_by_a_rounding_and_scores_are_no_sides(yolo):
+    (yolo / "labels/val/a.txt").write_text("0 0.5 0.5 1.004 1.0 0.9\n")
+    assert load_dataset(yolo / "data.yaml").annotations[0]["bbox"][2] == pytest.approx(1.004 * 40)
+
+
+@pytest.mark.parametrize(("text", "crowd"), [("1", 1), ("true", 1), (" 0 ", 0), ("Unspecified", 0), ("yes", None)])
+def test_what_is_difficult_in_voc(voc, text, crowd):
+    file = next((voc / "Annotations").glob("*.xml"))
+    file.write_text(file.read_text().replace("<bndbox>", f"<difficult>{text}</difficult><bndbox>"))
+    if crowd is None:
+        with pytest.raises(ImageError, match="<difficult> is 'yes', not 0 or 1"):
+            load_dataset(voc)
+    else:
+        assert crowd in {row["iscrowd"] for row in load_dataset(voc).annotations}
 
 
 def test_what_is_no_data_set(tmp_path):

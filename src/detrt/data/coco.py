@@ -187,6 +187,10 @@ def load_coco(path: str | os.PathLike, *, annotations: bool = True) -> CocoDatas
         box = entry["bbox"]
         if not is_bbox(box):
             raise ImageError(f"the annotation file '{path}': annotations[{index}] has the bbox {box!r}, not 4 finite numbers")
+        if min(box[2:]) < 0:
+            raise ImageError(
+                f"the annotation file '{path}': annotations[{index}] has the bbox {box!r}; width and height cannot be negative"
+            )
         for field, known in (("image_id", image_ids), ("category_id", category_ids)):
             if not isinstance(entry[field], (int, str)) or entry[field] not in known:
                 raise ImageError(f"the annotation file '{path}': annotations[{index}] has an unknown {field} {entry[field]!r}")

@@ -23,8 +23,8 @@ from typing import Any
 
 from PIL import Image
 
-from .. import files
 from ..errors import ImageError
+from ..files import read_lines, read_yaml
 from .coco import CocoDataset, Entry, load_coco
 from .images import IMAGE_FORMATS, IMAGE_SUFFIXES, available, natural_key
 
@@ -81,6 +81,9 @@ def _yolo(file: Path, part: str) -> CocoDataset:
         names = dict(enumerate(names))
     if not isinstance(names, Mapping) or not all(isinstance(key, int) for key in names):
         raise ImageError(f"'{file}' has no `names`, a list of class names or numbers with names; got {names!r}")
+    for key, name in names.items():
+        if isinstance(name, bool) or not isinstance(name, (str, int, float)):
+            raise ImageError(f"'{file}': the name of class {key} is {name!r}, not text; write it with quotes, such as \"yes\"")
     entries = [name for name in ([part] if part else PARTS) if settings.get(name)]
     if not entries:
         raise ImageError(f"'{file}' names no images as {part or ', '.join(PARTS)}; add one, such as val: images/val")
@@ -93,7 +96,7 @@ def _yolo(file: Path, part: str) -> CocoDataset:
         label = _label_of(path)
         if not label.is_file():
             continue
-        for index, line in enumerate(label.read_text("utf-8-sig").splitlines(), 1):
+        for index, line in enumerate(read_lines(label, "YOLO label", ImageError), 1):
             if line.strip():
                 row = _yolo_row(line, f"'{label}', line {index}", names, (height, width))
                 rows.append({"id": len(rows) + 1, "image_id": number, "iscrowd": 0, **row})
@@ -115,7 +118,7 @@ def _yolo_images(file: Path, settings: Mapping[str, Any], part: str) -> list[Pat
         if place.is_dir():
             found += sorted((p for p in place.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES), key=natural_key)
         else:
-            lines = [line.strip() for line in place.read_text("utf-8-sig").splitlines() if line.strip()]
+            lines = [line.strip() for line in read_lines(place, "list of images", ImageError) if line.strip()]
             found += [next((p for p in (base / line, place.parent / line) if p.is_file()), base / line) for line in lines]
     if not found:
         raise ImageError(f"'{file}': `{part}` has no images ({' '.join(sorted(IMAGE_SUFFIXES))})")
@@ -127,6 +130,9 @@ def _label_of(image: Path) -> Path:
     if "images" in parts[:-1]:
         parts[len(parts) - 2 - parts[-2::-1].index("images")] = "labels"
     return Path(*parts).with_suffix(".txt")
+
+
+SLACK = 0.01  # by which tools let boxes stand out, as ultralytics does
 
 
 def _yolo_row(line: str, where: str, names: Mapping[int, Any], size_hw: tuple[int, int]) -> Entry:
@@ -143,6 +149,11 @@ def _yolo_row(line: str, where: str, names: Mapping[int, Any], size_hw: tuple[in
             f"{where}: a label is a class and 4 numbers of a box, or 3 or more points of a polygon; got {line[:80]!r}"
         )
     height, width = size_hw
+    most = max(values[:4] if len(values) <= 5 else values)
+    if min(values) < -SLACK or most > 1 + SLACK or (len(values) <= 5 and min(values[2:4]) < 0):
+        raise ImageError(
+            f"{where}: {line[:80]!r} is outside of the image; numbers are fractions of its width and height, from 0 to 1"
+        )
     if len(values) <= 5:
         x, y, w, h = values[0] * width, values[1] * height, values[2] * width, values[3] * height
         return {"category_id": class_id, "bbox": [x - w / 2, y - h / 2, w, h], "area": w * h}
@@ -158,7 +169,7 @@ def _voc(annotations: Path, folder: Path, part: str) -> CocoDataset:
         listing = annotations.parent / "ImageSets" / "Main" / f"{part}.txt"
         if not listing.is_file():
             raise ImageError(f"there is no '{listing}', which would name the images of the part '{part}'; leave :{part} out")
-        wanted = [line.split()[0] for line in listing.read_text("utf-8-sig").splitlines() if line.strip()]
+        wanted = [line.split()[0] for line in read_lines(listing, "list of images", ImageError) if line.strip()]
         files = [annotations / f"{stem}.xml" for stem in wanted]
     if not files:
         raise ImageError(f"'{annotations}' has no XML files of Pascal VOC")
@@ -174,7 +185,7 @@ def _voc(annotations: Path, folder: Path, part: str) -> CocoDataset:
                 box = [min(x0, x1), min(y0, y1), abs(x1 - x0), abs(y1 - y0)]
                 if not all(map(math.isfinite, box)):
                     raise ValueError(f"the box {box}")
-                found.append((number, _text(one, "name"), box, int(one.findtext("difficult") or 0)))
+                found.append((number, _text(one, "name"), box, _difficult(one)))
         except (OSError, xml.ParseError, ValueError) as error:
             raise ImageError(f"'{file}' is not an annotation file of Pascal VOC: {error}") from None
         if not (folder / name).is_file():  # tools write the name of another suffix, or none
@@ -190,11 +201,18 @@ def _voc(annotations: Path, folder: Path, part: str) -> CocoDataset:
             "category_id": ids[name],
             "bbox": box,
             "area": box[2] * box[3],
-            "iscrowd": int(difficult > 0),
+            "iscrowd": difficult,
         }
         for i, (image, name, box, difficult) in enumerate(found, 1)
     ]
     return CocoDataset(annotations, images, [{"id": i, "name": name} for name, i in ids.items()], rows, folder=folder)
+
+
+def _difficult(element: xml.Element) -> int:
+    text = (element.findtext("difficult") or "0").strip().lower()
+    if text not in ("0", "1", "false", "true", "unspecified"):
+        raise ValueError(f"<difficult> is {text!r}, not 0 or 1")
+    return int(text in ("1", "true"))
 
 
 def _text(element: xml.Element, key: str) -> str:
@@ -219,7 +237,7 @@ def size_of(path: Path) -> tuple[int, int]:
 
 
 def _read_yaml(file: Path) -> Mapping[str, Any]:
-    data = files.read_yaml(file, "annotation file", ImageError, extra="eval", advice="give the data.yaml of a YOLO data set")
+    data = read_yaml(file, "annotation file", ImageError, extra="eval", advice="give the data.yaml of a YOLO data set")
     if not isinstance(data, Mapping):
         raise ImageError(f"'{file}' holds no settings of a YOLO data set; it has names: and val:")
     return data
