@@ -32,7 +32,7 @@ PACKAGES: dict[str, tuple[str, str, str]] = {
     "av": ("av", "video", "read and write videos"),
     "nvidia-nvimgcodec-cu13": ("nvidia.nvimgcodec", "decode", "`image_decoder=gpu`: JPEG files"),
     "pycocotools": ("pycocotools", "eval", "COCO AP"),
-    "matplotlib": ("matplotlib", "bench", "plots of detrt bench"),
+    "matplotlib": ("matplotlib", "bench", "plots of bench, eval"),
     "supervision": ("supervision", "supervision", "Detections.to_supervision"),
     "trackers": ("trackers", "track", "`track`"),
     "fastapi": ("fastapi", "serve", "detrt serve"),
