@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..errors import ImageError, printable
-from ..tasks import tasks_of
 from .spellings import spelled
 
 if TYPE_CHECKING:
@@ -79,6 +78,8 @@ def open_writers(
     silent = bool(quiet or output.save_txt or output.save_crops)
     writers = [stack.enter_context(sinks.jsonl_writer(path)) for path in paths if path is not None]
     if output.csv_file is not None:
+        from ..tasks import tasks_of  # with numpy, which help does without
+
         extra = [*extra, *(task.key for task in tasks_of(spec) if task.table)]
         writers.append(stack.enter_context(sinks.csv_writer(output.csv_file, extra)))
     if output.coco_file is not None:
