@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import struct
@@ -160,6 +161,16 @@ def test_info_is_a_page(cli, place):
     assert text.startswith("bundle: bundle\n") and "classes" in text and "model.onnx" in text
     assert "files[0]" not in text and "decode." not in text and "{" not in text
     assert cli("info", "bundle", "--json", "-").json["files"][0]["path"] == "model.onnx"
+
+
+def test_a_class_stays_in_its_line(cli, place):
+    """A line break in its name would forge a line of the summary."""
+    path = place / "bundle" / "detrt.json"
+    manifest = json.loads(path.read_text("utf-8"))
+    manifest["spec"]["labels"] = {str(number): f"c{number}\nran on  forged" for number in range(3)}
+    path.write_text(json.dumps(manifest))
+    for told in (cli("detect", "bundle", "in").err, cli("info", "bundle").out):
+        assert "c2\\nran on" in told and not [line for line in told.splitlines() if line.startswith("ran on  forged")]
 
 
 def test_title_of_a_table_is_one_line(capsys, monkeypatch):

@@ -11,7 +11,7 @@ from ..backends.targets import native_code, row_of
 from ..bundle import Bundle, EngineFacts, read_sidecar
 from ..class_names import shared_names
 from ..data.preprocess import preprocessing_words
-from ..errors import GraphError, SessionError, SourceError, SpecError
+from ..errors import GraphError, SessionError, SourceError, SpecError, printable
 from ..models import trust
 from ..models.load_options import LoadOptions
 from ..spec import ModelSpec
@@ -151,7 +151,7 @@ def _finds(spec: ModelSpec) -> dict[str, str]:
     """The classes, or what the prompt of a model that takes one can be."""
     text = spec.text
     if text is None:
-        names = list(spec.labels.values())
+        names = [printable(name) for name in spec.labels.values()]  # cells of tables keep their line breaks
         several = shared_names(spec.labels)
         shared = f" (of several ids: {', '.join(map(repr, several))})" if several else ""
         return {"classes": f"{spec.decode.num_classes}: {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}{shared}"}

@@ -11,7 +11,7 @@ import typer
 
 from .. import files
 from ..data.arguments import IMAGE_DECODER, check_image_decoder
-from ..errors import DetrtError
+from ..errors import DetrtError, printable
 from ..models.load_options import LoadOptions
 from .options import OVERLAP, TEXT, TILE, Given, GivenTuning, RunOptions, command
 
@@ -188,7 +188,7 @@ def evaluate(
     title = f"{name}: {report.images} images{resumed}, {report.detections} detections{what}"
     show.table(title, ("", "value"), figures, right=(1,))
     classes = sorted(((k, v) for k, v in report.per_class.items() if v is not None), key=lambda row: -row[1])
-    show.table("AP by class", ("class", "AP"), [(key, _text(value)) for key, value in classes], right=(1,))
+    show.table("AP by class", ("class", "AP"), [(printable(key), _text(value)) for key, value in classes], right=(1,))
     if said:
         print(said)
     if report.without_class:

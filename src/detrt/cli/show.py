@@ -150,7 +150,7 @@ def _wrapped(text: str, width: int) -> str:
 def counted(labels: Mapping[str, int]) -> str:
     """How many were found, and of which classes."""
     most = sorted(labels.items(), key=lambda one: -one[1])[:8]
-    found = ", ".join(f"{number} {label}" for label, number in most)
+    found = ", ".join(f"{number} {printable(label)}" for label, number in most)  # cells of tables keep their line breaks
     more = f" and {len(labels) - len(most)} more classes" if len(labels) > len(most) else ""
     return f"{sum(labels.values())}" + (f": {found}{more}" if found else "")
 
