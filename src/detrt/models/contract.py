@@ -21,7 +21,6 @@ from ..spec import (
     TensorInfo,
     text_inputs,
 )
-from ..tasks import tasks_of
 from ..text.tensors import AXES, CLASS_FEATURES, FEATURES_AXIS, TEXT_ENCODER_INPUTS
 from .source import Source
 
@@ -53,6 +52,8 @@ def exported_spec(source: Source, config: ExportConfig) -> ModelSpec:
     spec = replace(spec, input=replace(spec.input, **changes))  # type: ignore[arg-type]
     spec = _with_nms(spec, config)
     if config.decode == "graph":
+        from ..tasks import tasks_of  # with numpy, which help does without
+
         if later := [task.title for task in tasks_of(spec) if task.after_graph]:
             raise ExportError(f"`decode=graph`: {family.title} gives {', '.join(later)}, computed after the graph; leave it out")
         keep = config.max_detections or spec.decode.max_detections
@@ -102,6 +103,8 @@ def contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo,
             TensorInfo(LABELS, "int64", ("batch", rule.max_detections)),
             TensorInfo(NUM_DETECTIONS, "int64", ("batch",)),
         )
+    from ..tasks import tasks_of  # as above
+
     for task in tasks_of(spec):
         sides = task.map_sides(spec, (height, width))
         more = task.outputs(spec).items()
