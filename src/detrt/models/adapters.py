@@ -84,6 +84,7 @@ def merged(
         )
     config = _config(folder)
     _refuse_others(config, ref)
+    _check_alphas(config, ref)
     outside = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
     if outside is None and not inside:
         raise SourceError(
@@ -185,12 +186,29 @@ def _add(base: dict[str, Tensor], layer: str, parts: Mapping[str, Tensor], confi
 
 
 def _scale(layer: str, rank: int, config: Mapping[str, Any]) -> float:
-    alpha = config.get("lora_alpha", 8)
+    alpha = config.get("lora_alpha")
     for pattern, value in (config.get("alpha_pattern") or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", layer):
             alpha = value
             break
-    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)  # type: ignore[arg-type]  # see _check_alphas
+
+
+def _check_alphas(config: Mapping[str, Any], ref: str) -> None:
+    """Raise SourceError for alphas that are no numbers."""
+    patterns = config.get("alpha_pattern") or {}
+    if not isinstance(patterns, Mapping):
+        raise SourceError(f"'{ref}': {CONFIG} has the alpha_pattern {patterns!r}, not an object of name to number")
+    for name, alpha in {"lora_alpha": config.get("lora_alpha"), **patterns}.items():
+        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
+            raise SourceError(
+                f"'{ref}': {CONFIG} has the alpha {alpha!r} of {name!r}, not a number; save the adapter with peft again"
+            )
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise SourceError(f"'{ref}': {CONFIG} has the alpha_pattern {pattern!r}, which is no expression: {error}") from None
 
 
 def _refuse_others(config: Mapping[str, Any], ref: str) -> None:
