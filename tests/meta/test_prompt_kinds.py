@@ -28,6 +28,8 @@ OTHER_MEANINGS = {
     ("models/foreign.py", "names"),
     ("models/checkpoints/state_file.py", "classes"),
     ("models/checkpoints/loader.py", "classes"),
+    ("models/families/eomt.py", "classes"),
+    ("models/families/yolos.py", "classes"),
     ("data/datasets.py", "names"),
     ("backends/prompt_file.py", "phrases"),
 }

@@ -207,6 +207,8 @@ def test_a_body_that_ends_two_readers_is_refused_and_logged(monkeypatch, caplog)
 
     class Dying(LoopWorker):
         def send(self, message):
+            if isinstance(message, reader.ReadDetect):
+                self.process.send_signal(signal.SIGSTOP)  # or it may have answered before it is killed
             super().send(message)
             if isinstance(message, reader.ReadDetect):
                 self.kill()

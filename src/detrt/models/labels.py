@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from .. import files
-from ..errors import SourceError, SpecError
+from ..errors import SourceError, SpecError, one_line
 
 # Ids of COCO categories that were never annotated; published ids skip them.
 _COCO_GAPS = frozenset((12, 26, 29, 30, 45, 66, 68, 69, 71, 83))
@@ -139,10 +139,18 @@ def _named(path: Path | str) -> tuple[dict[int, str], int | None]:
     if isinstance(data, list) and data and all(isinstance(one, dict) and {"id", "name"} <= set(one) for one in data):
         data = {one["id"]: one["name"] for one in data}
     named = data if isinstance(data, dict) else dict(enumerate(data)) if isinstance(data, list) else {}
-    if not named or not all(_is_name(name) and re.fullmatch(r"-?\d{1,9}", str(key).strip()) for key, name in named.items()):
+    wrong = [(key, name) for key, name in named.items() if not (_is_name(name) and re.fullmatch(r"-?\d{1,9}", str(key).strip()))]
+    if not named or wrong:
+        got = (
+            f"the name {wrong[0][1]!r} of id {wrong[0][0]!r}"
+            if wrong
+            else "no names"
+            if isinstance(data, (dict, list))
+            else type(data).__name__
+        )
         raise SpecError(
             f"labels file '{path}' must hold names as a list or as an object of id to name, alone or as \"names\" (YOLO data.yaml), "
-            '"id2label" (config.json) or "categories" (COCO)'
+            f'"id2label" (config.json) or "categories" (COCO); got {one_line(got, 100)}'
         )
     found = {int(key): str(name) for key, name in named.items()}
     if len(found) < len(named):
