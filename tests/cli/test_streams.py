@@ -48,6 +48,8 @@ def test_names_forge_no_line(cli, place, text):
     assert not any(character in done.out + done.err for character in "\x1b\x07\x9b\u202e\r")
     missing = cli("detect", "bundle", name + "x\x1b[2J", code=2)
     assert "\x1b" not in missing.err
+    first, *others = missing.err.splitlines()
+    assert first.startswith("detrt: ") and all(line.startswith("  ") for line in others)
 
 
 FORMULAS = ["=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "\t=1", "'tis", "''", "plain", "=", "\uff1d1"]

@@ -163,7 +163,9 @@ def main(arguments: list[str] | None = None) -> int:
             result = app(arguments if arguments is not None else sys.argv[1:], prog_name="detrt", standalone_mode=False)
             sys.stdout.flush()  # here, where a full disk or a closed pipe can still be told
     except DetrtError as error:
-        print(f"detrt: {printable(spelled(str(error)), keep=_LINES)}", file=sys.stderr)
+        text = printable(spelled(str(error)), keep=_LINES)
+        # Indented, so that a line break in the name of a file begins no line of its own.
+        print("detrt: " + re.sub(r"\n(?! )", "\n  ", text), file=sys.stderr)
         drop_unwritten()
         return error.exit_code
     except KeyboardInterrupt:
