@@ -85,6 +85,9 @@ def test_help_says_what_the_defaults_are(cli, monkeypatch):
     ("arguments", "word"),
     [
         (["nope"], "'nope'"),
+        (["no\\pe"], "'no\\\\pe'"),
+        (["no  pe\n"], "no such command"),
+        (["predict", "model=a\x1b[2J", "imgsz=64"], "--size 64"),
         (["--nope"], "--nope"),
         (["build", "m.onnx", "-o", "o", "--nope"], "--nope"),
         (["build", "m.onnx"], "-o bundle"),
@@ -102,7 +105,7 @@ def test_wrong_usage(cli, tmp_path, monkeypatch, arguments, word):
     monkeypatch.chdir(tmp_path)
     result = cli(*arguments, code=2)
     assert re.fullmatch(r"detrt: [^\n]*\n", result.err) and word in result.err
-    assert result.out == "" and "Traceback" not in result.err and not os.listdir(tmp_path)
+    assert result.out == "" and "Traceback" not in result.err and "\x1b" not in result.err and not os.listdir(tmp_path)
 
 
 def test_no_arguments_show_help(cli):

@@ -213,7 +213,7 @@ def main(arguments: list[str] | None = None) -> int:
         # Usage errors: click's own class in older typer versions, a vendored one in newer ones.
         if not callable(getattr(error, "format_message", None)):
             raise
-        print(f"detrt: {_usage_error(error, arguments or sys.argv[1:])}", file=sys.stderr)
+        print(f"detrt: {printable(_usage_error(error, arguments or sys.argv[1:]), keep=_LINES)}", file=sys.stderr)
         return 2
     return _stopped() if result == INTERRUPTED else result if isinstance(result, int) else 0
 
@@ -237,7 +237,8 @@ def _usage_error(error: Any, arguments: list[str]) -> str:
     if (unknown := _NO_COMMAND.match(message)) is not None:
         from .spellings import command_hint
 
-        if (found := command_hint(unknown[1], arguments[arguments.index(unknown[1]) + 1 :])) is not None:
+        behind = next((arguments[at:] for at, word in enumerate(arguments, 1) if word == unknown[1]), [])
+        if (found := command_hint(unknown[1], behind)) is not None:
             return found
     from .spellings import line_of
 
