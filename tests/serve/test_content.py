@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 
 import numpy as np
+import psutil
 import pytest
 
 httpx = pytest.importorskip("httpx", reason="needs the 'dev' extra")
@@ -163,6 +164,17 @@ def test_a_bad_bundle_leaves_the_old_one_serving(bundle, client_of):
         wait_until(lambda: ask(client) == "new", 60)
         wait_until(lambda: len(server.workers()) == 2)
     assert {label for answers in load.answers for label in answers} == {"old", "new"}
+
+
+def test_a_hangup_of_the_whole_group_ends_no_worker(bundle, client_of):
+    """`timeout`, `systemctl kill` and terminals send SIGHUP to the workers and readers, too."""
+    with Server(bundle, "--workers", 2) as server, Load(server):
+        client = client_of(server)
+        build(bundle, "new")
+        for process in [*psutil.Process(server.process.pid).children(recursive=True), server.process]:
+            process.send_signal(signal.SIGHUP)
+        wait_until(lambda: ask(client) == "new", 60)
+    assert "is gone" not in server.log and "cannot be loaded" not in server.log
 
 
 def test_only_the_named_model_is_loaded(bundle, client_of):

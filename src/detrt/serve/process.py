@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import pickle
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..backends.worker_process import HEAD, Bulk, Worker, lengths_format
+from ..backends.worker_process import HEAD, Bulk, Channel, Worker, lengths_format, work_for_parent
 
 # Otherwise freed images remain in a heap per thread, and memory grows for hours.
 _ENVIRONMENT = {"MALLOC_ARENA_MAX": "2", "OMP_NUM_THREADS": "1"}
 _FIRST_VICTIM = "500"  # of 1000
+# Signals that reach the whole group, from a terminal, `timeout` or `systemctl kill`. The server process drains or loads the models
+# again, and needs its processes meanwhile, also those that it has just started.
+_OF_THE_GROUP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PIECE = 256 * 1024  # bytes that are copied at a time
 
 
@@ -29,7 +33,11 @@ class LoopWorker(Worker):
     _reading: asyncio.Task[None] | None = None
 
     def __init__(self, module: str) -> None:
-        super().__init__((sys.executable, "-m", f"detrt.serve.{module}"), environment=_ENVIRONMENT)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_GROUP)  # the process inherits the mask
+        try:
+            super().__init__((sys.executable, "-m", f"detrt.serve.{module}"), environment=_ENVIRONMENT)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     async def connect(self, on_message: Callable[[Any], None], on_exit: Callable[[], None]) -> None:
         """Read the process's messages in the running loop from now on.
@@ -74,7 +82,16 @@ async def _exactly(reader: asyncio.StreamReader, count: int) -> Bulk:
     return found
 
 
-def be_first_victim() -> None:
+def work_for_server(descriptor: int, work: Callable[[Channel], None]) -> None:
+    """In the process: `work(channel)`, until the server process closes the socket, whatever signals the group gets."""
+    _be_first_victim()
+    for number in _OF_THE_GROUP:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_THE_GROUP)  # for the processes that this one starts
+    work_for_parent(descriptor, work, ignored=())
+
+
+def _be_first_victim() -> None:
     """In a child: let the system end this process before the front process where memory runs out; children are replaced."""
     with contextlib.suppress(OSError):  # Linux only
         Path("/proc/self/oom_score_adj").write_text(_FIRST_VICTIM)

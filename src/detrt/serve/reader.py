@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import sys
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
@@ -17,13 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from ..backends.worker_process import MAX_DEATHS, Bulk, Channel, Failed, work_for_parent
+from ..backends.worker_process import MAX_DEATHS, Bulk, Channel, Failed
 from ..spec import TensorInfo
 from .config import ServeConfig
 from .errors import Refused
 from .kserve import InferRequest, parse_infer
 from .messages import Alive
-from .process import LoopWorker, be_first_victim
+from .process import LoopWorker, work_for_server
 from .request import DetectRequest, read_detect
 
 log = logging.getLogger("detrt.serve")
@@ -81,8 +80,7 @@ class Reading(Protocol[Read]):
 
 
 def main(descriptor: int) -> None:
-    be_first_victim()
-    work_for_parent(descriptor, serve_parent, ignored=(signal.SIGINT, signal.SIGTERM))
+    work_for_server(descriptor, serve_parent)
 
 
 def serve_parent(channel: Channel) -> None:

@@ -11,7 +11,6 @@ import contextlib
 import io
 import json
 import os
-import signal
 import sys
 import threading
 import time
@@ -32,7 +31,7 @@ from PIL import Image
 from ..backends.base import BaseSession, Outputs
 from ..backends.open import open_with
 from ..backends.search import SessionOptions
-from ..backends.worker_process import Bulk, Channel, answer_ahead, work_for_parent
+from ..backends.worker_process import Bulk, Channel, answer_ahead
 from ..data.images import OpenedImage, load_encoded, open_image
 from ..data.raw_image import EncodedImage, LoadedImage
 from ..detections import Detections
@@ -44,7 +43,7 @@ from .content import opened_content, stored_content
 from .errors import Refused
 from .kserve import GRAPH, build_infer
 from .messages import MAX_TILES, Alive, Answer, Batch, Done, ImageTask, Left, ModelFacts, Ready, Setup, TensorTask
-from .process import be_first_victim
+from .process import work_for_server
 
 if TYPE_CHECKING:
     from ..backends.gpu.decoder import GpuDecoder
@@ -63,10 +62,8 @@ OpenedTask = tuple[ImageTask, "OpenedImage | NDArray[np.uint8] | Refused"]
 
 
 def main(descriptor: int) -> None:
-    be_first_victim()
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the server has its own limit, and says so
-    # Ctrl-C and SIGTERM may reach the whole group; the server process drains and then closes the socket.
-    work_for_parent(descriptor, serve_parent, ignored=(signal.SIGINT, signal.SIGTERM))
+    work_for_server(descriptor, serve_parent)
 
 
 def serve_parent(channel: Channel) -> None:
