@@ -17,11 +17,18 @@ namespace detrt {
 
 using Json = nlohmann::json;
 
+constexpr int deepest_json = 100; // a copy of a value calls itself once for each level; a manifest has six
+
 // Text to JSON. Throws Error of `kind`: "NAME cannot be read as JSON (...); WHAT_TO_DO".
 inline Json parse_json(const std::string& text, const std::string& name, ErrorKind kind,
                        const std::string& what_to_do) {
+  const auto not_too_deep = [&](int depth, Json::parse_event_t, Json&) {
+    if (depth > deepest_json)
+      throw Error(kind, name + " cannot be read as JSON (it is nested too deeply); " + what_to_do);
+    return true;
+  };
   try {
-    return Json::parse(text);
+    return Json::parse(text, not_too_deep);
   } catch (const Json::exception& error) {
     throw Error(kind, name + " cannot be read as JSON (" + error.what() + "); " + what_to_do);
   }

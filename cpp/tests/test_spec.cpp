@@ -21,6 +21,13 @@ Json good_bundle() {
           {"files", {{{"kind", "onnx"}, {"path", "model.onnx"}, {"sha256", "00"}, {"size", 3}, {"engine", nullptr}}}}};
 }
 
+Json nested(int depth) {
+  Json value = Json::array();
+  for (int i = 0; i < depth; ++i)
+    value = Json::array({std::move(value)});
+  return value;
+}
+
 } // namespace
 
 TEST_CASE("a spec is read with its defaults") {
@@ -88,6 +95,7 @@ TEST_CASE("a wrong spec is refused with the name of its field") {
   const Row rows[] = {
       {"/schema", 2, "spec has schema 2; this version of detrt reads 1"},
       {"/family", "", "family must not be empty"},
+      {"/text/kind", nested(1000), "nested too deeply"},
       {"/labels/3", "x", "class id 3 does not fit a head with 3 classes"},
       {"/labels/x", "x", "class ids must be integers"},
       {"/labels/1", 5, "the name of class 1 must be text"},
