@@ -133,6 +133,8 @@ Image decode_image(const std::uint8_t* data, std::size_t size, const std::string
 
 namespace {
 
+constexpr std::streamoff longest_file = std::streamoff{2} << 30; // bytes; the largest allowed image has 1.5 GB, not compressed
+
 JpegFile read_file(const fs::path& path) {
   const std::string name = "'" + path.string() + "'";
   std::error_code error;
@@ -146,6 +148,8 @@ JpegFile read_file(const fs::path& path) {
   const auto end = file ? static_cast<std::streamoff>(file.tellg()) : -1;
   if (end < 0)
     fail(name + " cannot be read; check its permissions");
+  if (end > longest_file)
+    fail(name + " has " + std::to_string(end) + " bytes; at most " + std::to_string(longest_file) + " are read: give an image");
   std::vector<std::uint8_t> bytes(static_cast<std::size_t>(end));
   file.seekg(0);
   file.read(reinterpret_cast<char*>(bytes.data()), end);

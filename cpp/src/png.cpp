@@ -25,6 +25,8 @@ struct Jump {
 }
 void no_message(png_structp, png_const_charp) {} // warnings are about metadata; the pixels are checked by errors
 
+constexpr png_uint_32 most_texts = 8; // of iTXt
+
 struct PngReader {
   Jump jump;
   Bytes rest;
@@ -49,6 +51,10 @@ struct PngReader {
       return false;
     png_set_read_fn(png, this, read);
     png_set_user_limits(png, 0x7fffffff, 0x7fffffff); // pixels are counted by the caller
+    // Texts may unpack to 8 MB each, a thousand times; those that can hold XMP are bounded as in Pillow.
+    constexpr png_byte unread[] = {'t', 'E', 'X', 't', 0, 'z', 'T', 'X', 't', 0, 's', 'P', 'L', 'T', 0};
+    png_set_keep_unknown_chunks(png, PNG_HANDLE_CHUNK_NEVER, unread, 3);
+    png_set_chunk_cache_max(png, 1 + most_texts);
     png_read_info(png, info);
     return true;
   }

@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import zlib
 
 import numpy as np
 import pytest
@@ -232,6 +233,24 @@ def test_copies_replace_no_input_under_another_name(build, bundle, photos, tmp_p
     done = run(build / "detrt-run", bundle, tmp_path / "in", "--save", tmp_path / "out")
     assert done.returncode == 2 and "would replace the input" in done.stderr
     assert _contents(tmp_path) == before
+
+
+def test_one_large_file_ends_no_run(build, bundle, photos, tmp_path):
+    """A file that is mostly a hole, and one whose texts unpack to gigabytes."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+
+    plain = (photos[0].parent / "plain.png").read_bytes()
+    text = zlib.compress(b" " * 7_900_000, 9)
+    texts = chunk(b"zTXt", b"k\0\0" + text) * 500 + chunk(b"iTXt", b"k\0\1\0\0\0" + text) * 500
+    (tmp_path / "texts.png").write_bytes(plain[:33] + texts + plain[33:])
+    shutil.copy(photos[0].parent / "plain.jpg", tmp_path / "hole.jpg")
+    os.truncate(tmp_path / "hole.jpg", 1 << 40)
+    command = shlex.join(map(str, (build / "detrt-run", bundle, tmp_path / "texts.png", tmp_path / "hole.jpg", "--json", "-")))
+    done = run("bash", "-c", f"ulimit -d {4 << 20}; exec {command}")  # KiB; the texts have twice as much
+    assert done.returncode == 2 and "at most 2147483648 are read" in done.stderr, done.stderr
+    assert [json.loads(line)["image"] for line in done.stdout.splitlines()] == [str(tmp_path / "texts.png")]
 
 
 def test_json_goes_into_pipes_and_descriptors_as_they_are(build, bundle, photos, tmp_path):
