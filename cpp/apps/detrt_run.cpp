@@ -6,6 +6,10 @@
 #include <future>
 #include <map>
 #include <memory>
+#include <new>
+#include <set>
+
+#include <sys/stat.h>
 
 #include "detrt/detrt.h"
 #include "detrt/draw.hpp"
@@ -42,42 +46,64 @@ std::vector<Loaded> load(const std::vector<fs::path>& paths, const Options& opti
       loaded.back().image = read_image(paths[i], options);
     } catch (const Error& error) {
       loaded.back().error = error.what();
+    } catch (const std::bad_alloc&) { // of one image: the others may fit
+      loaded.back().error = "'" + paths[i].string() + "' needs more memory than there is; make it smaller";
     }
   }
   return loaded;
 }
 
-// Where annotated copies go: the folder with the part of each path that the inputs do not share.
+// Where annotated copies go: the folder with the part of each path that the inputs do not share. No two of them have one name, and
+// of a file that is given by two names there is one copy.
 class Copies {
 public:
   Copies(const fs::path& folder, const std::vector<fs::path>& inputs) : folder_(folder) {
+    using Place = std::pair<dev_t, ino_t>;
+    std::map<Place, fs::path> read; // by the file itself: a link is another name of it
+    struct stat facts {};
     for (const fs::path& input : inputs) {
       const fs::path parent = fs::absolute(input).lexically_normal().parent_path();
+      if (::stat(input.c_str(), &facts) == 0)
+        read.emplace(Place{facts.st_dev, facts.st_ino}, input);
       if (&input == &inputs.front())
         root_ = parent;
       while (!root_.empty() && parent.lexically_relative(root_).string().rfind("..", 0) == 0)
         root_ = root_.parent_path();
     }
+    std::set<std::string> taken;
     for (const fs::path& input : inputs)
-      for (const fs::path& other : inputs)
-        if (same_file(target(input), other))
-          throw Error(ErrorKind::output, "the annotated copy of '" + input.string() + "' would replace the input '" +
-                                             other.string() + "'; give another --save");
+      taken.insert(name_of(input).string());
+    for (const fs::path& input : inputs) {
+      fs::path name = name_of(input);
+      const auto [known, added] = targets_.emplace(name.string(), fs::path());
+      if (!added)
+        continue;
+      if (!is_written(name.extension().string())) {
+        do
+          name += ".png";
+        while (!taken.insert(name.string()).second); // of an input that has it, or of its copy
+      }
+      known->second = folder_ / name;
+      if (::stat(known->second.c_str(), &facts) != 0)
+        continue;
+      const auto replaced = read.find(Place{facts.st_dev, facts.st_ino});
+      if (replaced != read.end())
+        throw Error(ErrorKind::output, "the annotated copy of '" + input.string() + "' would replace the input '" +
+                                           replaced->second.string() + "'; give another --save");
+    }
   }
   void save(const Loaded& loaded, const detrt::Detections& found) const {
-    detrt::save_image(detrt::draw_detections(detrt::decoded(loaded.image), found), target(loaded.path));
+    detrt::save_image(detrt::draw_detections(detrt::decoded(loaded.image), found), targets_.at(name_of(loaded.path).string()));
   }
 
 private:
-  fs::path target(const fs::path& input) const {
-    fs::path path = folder_ / fs::absolute(input).lexically_normal().lexically_relative(root_);
-    const std::string suffix = path.extension().string();
-    for (const char* kept : {".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG"})
-      if (suffix == kept)
-        return path;
-    return path += ".png";
+  fs::path name_of(const fs::path& input) const { return fs::absolute(input).lexically_normal().lexically_relative(root_); }
+  static bool is_written(const std::string& suffix) {
+    const auto kept = {".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG"};
+    return std::find(kept.begin(), kept.end(), suffix) != kept.end();
   }
   fs::path folder_, root_;
+  std::map<std::string, fs::path> targets_; // by `name_of` an input
 };
 
 // "street.jpg: 2 person, 1 dog", most frequent first.

@@ -130,7 +130,13 @@ void check_stdout() {
 JsonLines::JsonLines(const std::string& path) : path_(path) {
   if (path_ == "-")
     return;
-  if (fs::is_directory(path_))
+  std::error_code ignored;
+  const fs::file_status there = fs::status(path_, ignored);
+  if (there.type() == fs::file_type::none) { // such as a name that is too long
+    errno = ignored.value();
+    check(false);
+  }
+  if (fs::is_directory(there))
     throw Error(ErrorKind::output, "cannot write '" + path + "': a folder has that name; give another output path");
   errno = 0;
   if (is_stream(path_)) {
@@ -138,7 +144,6 @@ JsonLines::JsonLines(const std::string& path) : path_(path) {
     check(file_.good());
     return;
   }
-  std::error_code ignored;
   if (!path_.parent_path().empty())
     fs::create_directories(path_.parent_path(), ignored);
   try {

@@ -3,6 +3,7 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -21,7 +22,7 @@ public:
   // Throws std::filesystem::filesystem_error where it cannot be made.
   explicit Unfinished(std::filesystem::path target) : target_(std::move(target)) {
     for (int number = 0; file_ == -1; ++number) {
-      const std::string name = "." + target_.filename().string() + "." + std::to_string(number) + ".tmp";
+      const std::string name = "." + short_name(target_.filename().string()) + "." + std::to_string(number) + ".tmp";
       path_ = target_.parent_path() / name;
       remove_dead();
       file_ = ::open(path_.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0666);
@@ -57,6 +58,16 @@ public:
   }
 
 private:
+  // The name, or its start and a digest of it where the hidden name would be longer than the 255 bytes of file systems.
+  static std::string short_name(const std::string& name) {
+    constexpr std::size_t longest = 200, digits = 16;
+    if (name.size() <= longest)
+      return name;
+    std::string digest = std::to_string(std::hash<std::string>{}(name));
+    digest.resize(digits, '0');
+    return name.substr(0, longest - digits - 1) + "-" + digest;
+  }
+
   // Whether a lock was had, or cannot be had on this file system, and the file still has its name.
   bool locked(int file) const {
     struct stat held {}, named {};

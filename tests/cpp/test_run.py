@@ -235,6 +235,22 @@ def test_copies_replace_no_input_under_another_name(build, bundle, photos, tmp_p
     assert _contents(tmp_path) == before
 
 
+def test_copies_have_names_of_their_own(build, bundle, tmp_path):
+    (tmp_path / "in").mkdir()
+    sizes = {"a.ppm": (8, 8), "a.ppm.png": (9, 9), "n" * 250 + ".png": (10, 10)}
+    for name, size in sizes.items():
+        Image.new("RGB", size).save(tmp_path / "in" / name)
+    done = run(build / "detrt-run", bundle, tmp_path / "in", tmp_path / "in" / ".." / "in" / "a.ppm", "--save", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    copies = {path.name: Image.open(path).size for path in (tmp_path / "out").iterdir()}
+    assert copies == {**{name: size for name, size in sizes.items() if name != "a.ppm"}, "a.ppm.png.png": sizes["a.ppm"]}
+
+
+def test_json_of_an_impossible_name_is_a_message(build, bundle, photos, tmp_path):
+    done = run(build / "detrt-run", bundle, photos[0], "--json", tmp_path / ("n" * 256))
+    assert done.returncode == 2 and "File name too long" in done.stderr
+
+
 def test_one_large_file_ends_no_run(build, bundle, photos, tmp_path):
     """A file that is mostly a hole, and one whose texts unpack to gigabytes."""
 
