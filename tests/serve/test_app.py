@@ -278,6 +278,8 @@ REFUSED = [
     ({"json": {"images": [{"data": 1}]}}, 400, 'images[0].data: Input should be a valid string; got "1"'),
     ({"json": {"images": [{"data": "", "url": "x"}]}}, 400, "images[0] has an unknown field 'url'; known are: data, name"),
     ({**IMAGE, "headers": {"Content-Type": "application/json"}}, 400, "not JSON: expected value at line 1 column 1; send {"),
+    ({"json": [1]}, 400, "the body must be a JSON object; got a list; send {"),
+    ({"content": b"null", "headers": {"Content-Type": "application/json"}}, 400, "must be a JSON object; got null; send {"),
     ({**UNENDED, "content": b'--b\r\nContent-Disposition: form-data; name="images"; filename="a"\r\n\r\nabc'}, 400, "cut off"),
 ]
 

@@ -290,10 +290,11 @@ def _check_shape(data: Any, max_images: int) -> None:
     """Refuse what pydantic would describe with an error for each key, or look at in every element.
 
     Raises:
-        Refused: an unknown field, or too many images.
+        Refused: no object, an unknown field, or too many images.
     """
     if not isinstance(data, dict):
-        return
+        advice = """send {"images": ["..."]} with files in base64"""
+        raise Refused(400, "bad_request", f"the body must be a JSON object; got {_JSON_TYPES[type(data)]}; {advice}")
     _check_names(data, "the body", DetectBody)
     for field, what in (("images", "images"), ("query_images", "query images")):
         if isinstance(files := data.get(field), list):
@@ -301,6 +302,9 @@ def _check_shape(data: Any, max_images: int) -> None:
             for number, file in enumerate(files):
                 if isinstance(file, dict):
                     _check_names(file, f"{field}[{number}]", NamedImage)
+
+
+_JSON_TYPES = {list: "a list", str: "a string", int: "a number", float: "a number", bool: "true or false", type(None): "null"}
 
 
 def _check_names(given: dict[str, Any], where: str, kind: type[BaseModel]) -> None:
