@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
 import json
 import os
 import socket
@@ -17,7 +18,7 @@ import pytest
 from cli_support import cli, place  # noqa: F401 - fixtures
 from PIL import Image
 
-from detrt.data.sinks import Record, csv_writer
+from detrt.data.sinks import Record, csv_writer, jsonl_writer
 from detrt.detections import Detections
 from detrt.errors import printable
 
@@ -66,6 +67,27 @@ def test_cells_of_csv_are_no_formulas_and_read_back(tmp_path, monkeypatch):
     assert not any(row[column].startswith(("=", "+", "-", "@", "\t")) for row in rows for column in ("image", "label"))
     assert [row["image"].removeprefix("'") for row in rows] == FORMULAS
     assert {row["label"] for row in rows} == {"'=label"}
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("writer", [csv_writer, jsonl_writer])
+def test_rows_on_a_terminal_have_no_control_characters(monkeypatch, writer, terminal):
+    out = io.StringIO()
+    out.isatty = lambda: terminal
+    monkeypatch.setattr("sys.stdout", out)
+    found = Detections(np.zeros((1, 4), np.float32), np.ones(1, np.float32), np.zeros(1, np.int64), ("label",), (16, 24))
+    with writer("-") as write:
+        for text in CONTROL:
+            write(Record(text, found))
+    text = out.getvalue()
+    if terminal:
+        assert printable(text, keep="\n") == text and text.count("\n") == len(CONTROL) + (writer is csv_writer)
+    if writer is jsonl_writer:
+        assert [json.loads(line)["image"] for line in text.split("\n")[:-1]] == list(CONTROL)
+        assert "Ünïcode 犬 [1]" in text
+    else:
+        rows = csv.DictReader(io.StringIO(text, newline=""))
+        assert [row["image"] for row in rows] == list(CONTROL.values() if terminal else CONTROL)
 
 
 def shell(line, folder):

@@ -60,10 +60,14 @@ Write = Callable[[Record], None]
 def jsonl_writer(path: str | os.PathLike) -> Iterator[Write]:
     """One JSON object per line; on stdout each line is flushed. Raises OutputError."""
     with _text_target(path) as file:
+        terminal = file.isatty()
 
         def write(record: Record) -> None:
             with naming(path):
-                file.write(json.dumps(record.to_dict(), ensure_ascii=False) + "\n")
+                line = json.dumps(record.to_dict(), ensure_ascii=False)
+                if terminal and printable(line) != line:  # the control characters above 0x7f, which JSON leaves as they are
+                    line = json.dumps(record.to_dict())
+                file.write(line + "\n")
                 if os.fspath(path) == STDOUT:
                     file.flush()
 
@@ -88,10 +92,14 @@ def text_writer() -> Iterator[Write]:
 
 @contextlib.contextmanager
 def csv_writer(path: str | os.PathLike, extra: Sequence[str] = ()) -> Iterator[Write]:
-    """One row per detection, columns CSV_COLUMNS and `extra` ones; an image without detections has none. Raises OutputError."""
+    """One row per detection, columns CSV_COLUMNS and `extra` ones; an image without detections has none. Raises OutputError.
+
+    On a terminal, which would obey them, control characters are written as escapes; elsewhere they are kept.
+    """
     with _text_target(path) as file:
+        terminal = file.isatty()
         columns = [*CSV_COLUMNS, *extra]
-        rows = csv.DictWriter(file, columns, lineterminator="\n")
+        rows = csv.DictWriter(_LineFeeds(file), columns, lineterminator="\r\n")
         rows.writeheader()
 
         def write(record: Record) -> None:
@@ -101,15 +109,28 @@ def csv_writer(path: str | os.PathLike, extra: Sequence[str] = ()) -> Iterator[W
                 corners = dict(zip(_CORNERS, found.pop("box_xyxy"), strict=True))
                 own = {key: value for key, value in found.items() if key in columns}  # no column holds masks and phrases
                 with naming(path):
-                    rows.writerow({key: _cell(value) for key, value in (common | own | corners).items()})
+                    rows.writerow({key: _cell(value, terminal) for key, value in (common | own | corners).items()})
 
         yield write
 
 
-def _cell(value: Any) -> Any:
+@dataclass(frozen=True, slots=True)
+class _LineFeeds:
+    """Rows of CSV that end in a line feed. Of line breaks within cells, `csv` quotes those alone that rows end in: both of "\\r\\n"."""
+
+    file: TextIO
+
+    def write(self, row: str) -> None:
+        self.file.write(row.removesuffix("\r\n") + "\n")
+
+
+def _cell(value: Any, terminal: bool) -> Any:
     """A text that a spreadsheet would run as a formula gets an apostrophe in front, and so does one that has an apostrophe there, so
     that a reader gets the text back by taking one apostrophe away (OWASP, CSV injection)."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    if not isinstance(value, str):
+        return value
+    text = f"'{value}" if value.startswith(_FORMULA) else value
+    return printable(text) if terminal else text
 
 
 @contextlib.contextmanager
