@@ -9,6 +9,7 @@ import subprocess
 import urllib.error
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,9 +17,12 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the 'serve' extra")
 pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
 from cli_support import write_onnx
+from onnx_models import make_spec
 from PIL import Image
 from serve_support import Server
 from text_models import write_text_bundle
+
+from detrt.cli import main
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "serving.md"
 LARGE_BYTES = 5_000_000
@@ -31,6 +35,19 @@ def server(tmp_path_factory):
     write_text_bundle(folder / "prompted")
     with Server(folder / "toy.onnx", f"prompted={folder / 'prompted'}", "--workers", 1) as running:
         yield running
+
+
+def test_notes_are_spelled_as_options(monkeypatch, capsys, tmp_path):
+    """Of a bundle whose compiled package was built elsewhere, for example."""
+    facts = SimpleNamespace(
+        name="toy", spec=make_spec(), takes_prompt=False, size_hw=(8, 12), backend="onnxruntime-cpu", max_batch=8,
+        note="not run; `backend=onnxruntime` runs the other",
+    )  # fmt: skip
+    monkeypatch.setattr(
+        "detrt.serve.server.serve", lambda config, *, on_ready, **_: on_ready("http://127.0.0.1:1", {"toy": facts})
+    )
+    assert main(["serve", str(write_onnx(tmp_path / "toy.onnx"))]) == 0
+    assert "    note: not run; --backend onnxruntime runs the other\n" in capsys.readouterr().out
 
 
 def get(address):

@@ -74,7 +74,7 @@ def serve(
             size_text = f"{facts.size_hw[0]}x{facts.size_hw[1]}"
             say(f"  {facts.name}: {classes}, {size_text}, {facts.backend}, batches to {facts.max_batch}")
             if facts.note:
-                say(f"    note: {facts.note}")
+                say(f"    note: {spelled(facts.note)}")
         counts = {device: config.worker_devices.count(device) for device in dict.fromkeys(config.worker_devices)}
         say("  workers: " + ", ".join(f"{number} on {device}" for device, number in counts.items()))
 

@@ -84,7 +84,7 @@ def serve(
             try:
                 await pool.load()
             except Refused as refusal:
-                log.error("SIGHUP: %s", refusal)
+                log.error("SIGHUP: %s", config.spelled(str(refusal)))
             else:
                 log.info("SIGHUP: %s loaded", ", ".join(pool.models))
 
