@@ -157,6 +157,15 @@ def test_missing_files_and_unknown_families(tmp_path, save, state):
     refuse(save({"model": state}), "no family 'yolo'.*detr, detr-dc5", family="yolo")
 
 
+def test_one_dictionary_under_many_names_is_searched_once(tmp_path):
+    state = {f"layers.{number}.weight": torch.zeros(2) for number in range(3)}
+    inner: dict = state
+    for _ in range(4):
+        inner = {f"part{number}": inner for number in range(300)}
+    torch.save({"model": state, "others": inner}, tmp_path / "many.pth")
+    assert read_state(tmp_path / "many.pth", "ckpt:many.pth").tensors.keys() == state.keys()
+
+
 def test_cut_file(save, state, tmp_path):
     path = tmp_path / "whole.pth"
     torch.save({"model": state}, path)
@@ -193,6 +202,21 @@ def test_quantised_tensors(save, state):
     key = "decoder.enc_score_head.weight"
     refuse(save({"model": {**state, key: state[key].to(torch.int8)}}), "is quantised")
     refuse(save({"model": {**state, "backbone.stem.stem1.conv.zero_point": torch.zeros(1)}}), "is quantised")
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    (
+        (lambda value: value.to(torch.complex64), "complex"),
+        (lambda value: value.to_sparse(), "sparse"),
+        (lambda value: value.to_sparse_csr(), "sparse"),
+        (lambda value: value.to("meta"), "without values"),
+    ),
+    ids=("complex", "sparse", "csr", "meta"),
+)
+def test_other_kinds_of_tensors(change, what, save, state):
+    key = "decoder.enc_score_head.weight"
+    refuse(save({"model": {**state, key: change(state[key])}}), rf"{re.escape(key)} is {what}")
 
 
 def test_not_a_number(save, state):

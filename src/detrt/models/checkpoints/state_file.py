@@ -165,8 +165,13 @@ def _choose(loaded: Mapping[Any, Any], ref: str, told: Told | None) -> tuple[dic
     return _unwrapped(by_place[""]), "weights", []
 
 
-def _sets(loaded: Mapping[Any, Any], place: str = "", depth: int = 0) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Place and content of each dictionary of named tensors in a file; names of wrappers in the middle are taken out."""
+def _sets(
+    loaded: Mapping[Any, Any], place: str = "", depth: int = 0, searched: set[tuple[int, int]] | None = None
+) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Place and content of each dictionary of named tensors in a file; names of wrappers in the middle are taken out.
+
+    searched: dictionaries whose inner ones were found, and at which depth. A small file can hold one dictionary under many names.
+    """
     import torch
 
     tensors = {
@@ -174,9 +179,13 @@ def _sets(loaded: Mapping[Any, Any], place: str = "", depth: int = 0) -> Iterato
     }
     if tensors:
         yield place, tensors
+    searched = set() if searched is None else searched
+    if (id(loaded), depth) in searched:
+        return
+    searched.add((id(loaded), depth))
     for key, value in loaded.items():
         if isinstance(value, Mapping) and depth < 4 and not str(key).startswith(("optimizer", "lr_scheduler")):
-            yield from _sets(value, f"{place}.{key}".lstrip("."), depth + 1)
+            yield from _sets(value, f"{place}.{key}".lstrip("."), depth + 1, searched)
 
 
 def _models(tensors: dict[str, Tensor], told: Told) -> list[tuple[str, dict[str, Tensor], list[str]]]:
@@ -283,6 +292,15 @@ def _labels(loaded: Mapping[Any, Any], args: Mapping[str, Any]) -> Mapping[int, 
 def _check(found: StateFile, ref: str) -> None:
     import torch
 
+    other = [
+        f"{key} is {'complex' if tensor.is_complex() else 'sparse' if tensor.layout != torch.strided else 'without values'}"
+        for key, tensor in found.tensors.items()
+        if tensor.is_complex() or tensor.layout != torch.strided or tensor.is_meta
+    ]
+    if other:
+        raise SourceError(
+            f"'{ref}' holds tensors that no detector has ({', '.join(other[:3])}); save dense tensors of real numbers"
+        )
     quantised = [
         key
         for key, tensor in found.tensors.items()
