@@ -369,27 +369,21 @@ def fold_pads(model: onnx.ModelProto) -> int:
         if pad is None or pad.op_type != "Pad" or node.op_type not in ("Conv", "MaxPool"):
             continue
         before, after = _spatial_zeros(pad, tensors)
-        settings = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
-        kernel = settings.get("kernel_shape") or (list(tensors[node.input[1]].dims[2:]) if node.input[1] in tensors else [])
-        if not before or len(before) != len(kernel) or settings.get("auto_pad", b"NOTSET") != b"NOTSET":
+        if not before or attribute(node, "auto_pad", b"NOTSET") != b"NOTSET":
             continue
-        own = settings.get("pads", [0] * (2 * len(kernel)))
+        own: Any = attribute(node, "pads", [0] * (2 * len(before)))
         pads = [a + b for a, b in zip(own, [*before, *after], strict=True)]
         if node.op_type == "MaxPool":
-            whole = not settings.get("ceil_mode") or all(step == 1 for step in settings.get("strides", [1]))
+            kernel: Any = attribute(node, "kernel_shape")
+            steps: Any = attribute(node, "strides", [1])
             source = producers.get(pad.input[0])
-            if (
-                any(own)
-                or not whole
-                or source is None
-                or source.op_type != "Relu"
-                or any(a >= b for a, b in zip(pads, kernel * 2, strict=True))
-            ):
+            whole = not attribute(node, "ceil_mode", 0) or all(step == 1 for step in steps)
+            narrow = all(width < side for width, side in zip(pads, [*kernel, *kernel], strict=True))
+            if any(own) or not whole or not narrow or source is None or source.op_type != "Relu":
                 continue
         node.input[0] = pad.input[0]
-        kept = [entry for entry in node.attribute if entry.name != "pads"]
-        del node.attribute[:]
-        node.attribute.extend([*kept, helper.make_attribute("pads", pads)])
+        _drop_attribute(node, "pads")
+        node.attribute.append(helper.make_attribute("pads", pads))
         folded += 1
     if folded:
         drop_dead(model)
@@ -398,9 +392,13 @@ def fold_pads(model: onnx.ModelProto) -> int:
 
 def _spatial_zeros(pad: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) -> tuple[list[int], list[int]]:
     """Zeros that a Pad adds before and after each spatial axis; empty where it does something else, or it is not known."""
-    mode = next((entry.s for entry in pad.attribute if entry.name == "mode"), b"constant")
     value, axes = ([*pad.input, "", ""][place] for place in (2, 3))
-    if mode != b"constant" or axes or pad.input[1] not in tensors or (value and value not in tensors):
+    if (
+        attribute(pad, "mode", b"constant") != b"constant"
+        or axes
+        or pad.input[1] not in tensors
+        or (value and value not in tensors)
+    ):
         return [], []
     if value and numpy_helper.to_array(tensors[value]).any():
         return [], []

@@ -79,6 +79,8 @@ def exported_spec(source: Source, config: ExportConfig) -> ModelSpec:
 
 def contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
     """Inputs and outputs of a graph by its spec."""
+    from ..tasks import tasks_of  # with numpy, which help does without
+
     height, width = ("height", "width") if spec.input.dynamic else spec.input.size_hw
     inputs: list[TensorInfo] = [TensorInfo(PIXEL_VALUES, spec.input.dtype, ("batch", 3, height, width))]
     if spec.input.mask:
@@ -103,8 +105,6 @@ def contract(spec: ModelSpec) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo,
             TensorInfo(LABELS, "int64", ("batch", rule.max_detections)),
             TensorInfo(NUM_DETECTIONS, "int64", ("batch",)),
         )
-    from ..tasks import tasks_of  # as above
-
     for task in tasks_of(spec):
         sides = task.map_sides(spec, (height, width))
         more = task.outputs(spec).items()

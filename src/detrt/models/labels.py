@@ -141,13 +141,9 @@ def _named(path: Path | str) -> tuple[dict[int, str], int | None]:
     named = data if isinstance(data, dict) else dict(enumerate(data)) if isinstance(data, list) else {}
     wrong = [(key, name) for key, name in named.items() if not (_is_name(name) and re.fullmatch(r"-?\d{1,9}", str(key).strip()))]
     if not named or wrong:
-        got = (
-            f"the name {wrong[0][1]!r} of id {wrong[0][0]!r}"
-            if wrong
-            else "no names"
-            if isinstance(data, (dict, list))
-            else type(data).__name__
-        )
+        got = "no names" if isinstance(data, (dict, list)) else type(data).__name__
+        if wrong:
+            got = "the name {1!r} of id {0!r}".format(*wrong[0])
         raise SpecError(
             f"labels file '{path}' must hold names as a list or as an object of id to name, alone or as \"names\" (YOLO data.yaml), "
             f'"id2label" (config.json) or "categories" (COCO); got {one_line(got, 100)}'

@@ -87,13 +87,11 @@ def capture_text(
     feeds = image_feeds(spec, count, spec.input.size_hw)
     ids = example_ids(source, count, tokens)
     feeds |= text_feeds(source, spec, ids, torch_text_encoder(source, spec))
-    for name, axes in AXES.items():
-        if (
-            names is not None and name in feeds and axes[1] in (CLASSES_AXIS, PHRASES_AXIS)
-        ):  # the rest is padding, as in every shorter list
-            feeds[name] = feeds[name][:, :names]
-            padding = [(0, 0), (0, names - feeds[name].shape[1])] + [(0, 0)] * (feeds[name].ndim - 2)
-            feeds[name] = np.pad(feeds[name], padding)
+    counted = [name for name, axes in AXES.items() if name in feeds and axes[1] in (CLASSES_AXIS, PHRASES_AXIS)]
+    for name in counted if names is not None else ():  # the rest is padding, as in every shorter list
+        feeds[name] = feeds[name][:, :names]
+        padding = [(0, 0), (0, names - feeds[name].shape[1])] + [(0, 0)] * (feeds[name].ndim - 2)
+        feeds[name] = np.pad(feeds[name], padding)
     return capture_module(module.eval().to(device), source, feeds, {}, {}, device)
 
 
