@@ -77,14 +77,14 @@ def _deformable_module_forward(
     attention_weights: Tensor,
     im2col_step: int,
 ) -> Tensor:
-    levels, points = sampling_locations.shape[3:5]
+    return sampled(value, value_spatial_shapes_list, sampling_locations, attention_weights)
+
+
+def sampled(value: Tensor, shapes: Sequence[Sequence[Any]], locations: Tensor, weights: Tensor) -> Tensor:
+    """Deformable attention with as many points in each level. locations: (b, q, heads, levels, points, 2); weights: without the last."""
+    levels, points = locations.shape[3:5]
     return ms_deform_attn(
-        value,
-        traced_sizes(value_spatial_shapes_list),
-        sampling_locations.flatten(3, 4),
-        attention_weights.flatten(3, 4),
-        [int(points)] * int(levels),
-        False,
+        value, traced_sizes(shapes), locations.flatten(3, 4), weights.flatten(3, 4), [int(points)] * int(levels), False
     )
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import EomtDinov3ForUniversalSegmentation, EomtForUniversalSegmentation
 
 from ...errors import ExportError, SourceError
 from ..families import IMAGENET_MEAN, IMAGENET_STD
-from .query_masks import InstanceOutput, boxes_of, instance_logits
+from .query_masks import InstanceOutput, Instances
 
 
-class _Instances:
+class _Eomt(Instances):
     """The forward pass of an EoMT with boxes and scores. Inference only.
 
     config.mask_downsample_ratio: stride of the mask logits.
@@ -28,18 +28,6 @@ class _Instances:
         super().__init__(config)  # type: ignore[call-arg]
         config.mask_downsample_ratio = config.patch_size // 2**config.num_upscale_blocks
         self.pad_with(IMAGENET_MEAN, IMAGENET_STD)
-
-    @classmethod
-    def from_config(cls, config: Any, **options: Any) -> Any:
-        """As the Auto classes have it."""
-        return cls._from_config(config, **options)  # type: ignore[attr-defined]
-
-    def of_library(self) -> Any:
-        """transformers' model of these weights, without boxes and scores."""
-        library = type(self).__mro__[2]
-        found = library(self.config)
-        found.load_state_dict(self.state_dict())  # type: ignore[attr-defined]
-        return found
 
     def pad_with(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         """Fill padding with black, normalised, as its image processor does."""
@@ -71,24 +59,15 @@ class _Instances:
         side = self.config.image_size
         if (int(pixel_values.shape[2]), int(pixel_values.shape[3])) != (side, side):
             raise ExportError(f"EoMT takes {side}x{side} only, the size of its position table; leave `size` out")
-        if pixel_mask is None:
-            image = torch.ones_like(pixel_values[:, :1])
-        else:
-            image = pixel_mask.unsqueeze(1).to(pixel_values.dtype)
+        image = self.image_of(pixel_values, pixel_mask)
+        if pixel_mask is not None:
             pixel_values = pixel_values * image + self.padding * (1 - image)
-        found = super().forward(pixel_values)  # type: ignore[misc]
-        masks = found.masks_queries_logits
-        covered = nn.functional.avg_pool2d(image, self.config.mask_downsample_ratio)
-        return InstanceOutput(
-            logits=instance_logits(found.class_queries_logits, masks, covered),
-            pred_boxes=boxes_of(masks, covered),
-            pred_masks=masks,
-        )
+        return self.instances(super().forward(pixel_values), image)  # type: ignore[misc]
 
 
-class EomtForInstanceSegmentation(_Instances, EomtForUniversalSegmentation):
+class EomtForInstanceSegmentation(_Eomt, EomtForUniversalSegmentation):
     pass
 
 
-class EomtDinov3ForInstanceSegmentation(_Instances, EomtDinov3ForUniversalSegmentation):
+class EomtDinov3ForInstanceSegmentation(_Eomt, EomtDinov3ForUniversalSegmentation):
     pass

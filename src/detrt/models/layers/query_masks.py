@@ -7,6 +7,7 @@ a score is the probability of a class times the mean probability inside the mask
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,39 @@ class InstanceOutput(ModelOutput):
     logits: Tensor | None = None
     pred_boxes: Tensor | None = None
     pred_masks: Tensor | None = None
+
+
+class Instances:
+    """A class of transformers whose queries are masks, with boxes and scores. config.mask_downsample_ratio: stride of the mask logits."""
+
+    config: Any
+
+    @classmethod
+    def from_config(cls, config: Any, **options: Any) -> Any:
+        """As the Auto classes have it."""
+        return cls._from_config(config, **options)  # type: ignore[attr-defined]
+
+    def of_library(self) -> Any:
+        """transformers' model of these weights, without boxes and scores."""
+        library: Any = next(one for one in type(self).__mro__ if one.__module__.startswith("transformers."))
+        found = library(self.config)
+        found.load_state_dict(self.state_dict())  # type: ignore[attr-defined]
+        return found
+
+    @staticmethod
+    def image_of(pixel_values: Tensor, pixel_mask: Tensor | None) -> Tensor:
+        """(b, 1, h, w), 1 for the image. pixel_values: (b, 3, h, w). pixel_mask: (b, h, w), or None for all."""
+        return torch.ones_like(pixel_values[:, :1]) if pixel_mask is None else pixel_mask.unsqueeze(1).to(pixel_values.dtype)
+
+    def instances(self, found: Any, image: Tensor) -> InstanceOutput:
+        """found: what transformers' class returns. image: see `image_of`."""
+        masks = found.masks_queries_logits
+        covered = nn.functional.avg_pool2d(image, self.config.mask_downsample_ratio)
+        return InstanceOutput(
+            logits=instance_logits(found.class_queries_logits, masks, covered),
+            pred_boxes=boxes_of(masks, covered),
+            pred_masks=masks,
+        )
 
 
 def instance_logits(classes: Tensor, masks: Tensor, covered: Tensor) -> Tensor:
