@@ -81,8 +81,21 @@ class TokenChunk:
         return {"phrase_mask": [np.flatnonzero(row).tolist() for row in self.phrase_mask]}
 
 
+class _LogitForEach:
+    """A run with a logit for each of what it asks for."""
+
+    __slots__ = ()
+
+    def by_class(self, logits: NDArray) -> NDArray:
+        """(queries, columns) as they are."""
+        return logits
+
+    def to_json(self) -> dict[str, Any]:
+        return {}
+
+
 @dataclass(frozen=True, slots=True)
-class ClassChunk:
+class ClassChunk(_LogitForEach):
     """One run of a model of another kind. names: the ids of each class name; task: of the task, if any; framed."""
 
     prompt: Prompt
@@ -102,20 +115,13 @@ class ClassChunk:
     def tokens(self) -> list[Ids]:
         return [*self.names, self.task]
 
-    def by_class(self, logits: NDArray) -> NDArray:
-        """(queries, columns) as they are."""
-        return logits
-
     def features(self, encoded: Mapping[bytes, NDArray]) -> NDArray[np.float32]:
         """(names, d), of what the text encoder returned for each of `names`."""
         return np.stack([encoded[ids.tobytes()] for ids in self.names])
 
-    def to_json(self) -> dict[str, Any]:
-        return {}
-
 
 @dataclass(frozen=True, slots=True)
-class ImageChunk:
+class ImageChunk(_LogitForEach):
     """Image queries of one run, in place of names. images: (images, d) float32 of the encoder of query images."""
 
     prompt: Prompt
@@ -132,16 +138,9 @@ class ImageChunk:
         """Logits of a query."""
         return len(self.images)
 
-    def by_class(self, logits: NDArray) -> NDArray:
-        """(queries, columns) as they are."""
-        return logits
-
     def features(self, encoded: Mapping[bytes, NDArray]) -> NDArray[np.float32]:
         """(images, d)."""
         return self.images
-
-    def to_json(self) -> dict[str, Any]:
-        return {}
 
 
 Chunk = TokenChunk | ClassChunk | ImageChunk
