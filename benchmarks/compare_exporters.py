@@ -426,14 +426,13 @@ def found_share(want, got):
     return round(float((near & alike & (labels[:, None] == got[1][None])).any(1).mean()), 3)
 
 
-def measure(engine, reference, size, activation):
-    """Kernel time as a CUDA graph, and how many of PyTorch's detections it finds, of one engine."""
+def open_engine(engine, reference, size):
+    """(what enqueues a run of an engine of TensorRT-RTX on the current stream, what gives the arrays of its last run)."""
     import tensorrt_rtx_bindings as trt
     import torch
 
     log = trt.Logger(trt.Logger.ERROR)
     runtime = trt.Runtime(log)
-    start = time.perf_counter()
     opened = runtime.deserialize_cuda_engine(engine.read_bytes())
     context = opened.create_execution_context()
     kinds = {trt.DataType.FLOAT: torch.float32, trt.DataType.HALF: torch.float16, trt.DataType.INT64: torch.int64, trt.DataType.INT32: torch.int32,
@@ -459,35 +458,82 @@ def measure(engine, reference, size, activation):
             shape = tuple(context.get_tensor_shape(name))
             outputs[name] = held[name] = torch.empty(shape, dtype=kinds[opened.get_tensor_dtype(name)], device="cuda")
         context.set_tensor_address(name, held[name].data_ptr())
+
+    def step(kept=(log, runtime, opened)):
+        assert context.execute_async_v3(torch.cuda.current_stream().cuda_stream)
+        return list(outputs.values())
+
+    def found():
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(3):
+                step()
+            torch.cuda.current_stream().synchronize()
+        return {name: (v.float() if v.is_floating_point() else v).cpu().numpy() for name, v in outputs.items()}
+
+    return step, found
+
+
+def open_on_cuda(graph, reference, size, batch):
+    """The same of ONNX Runtime's CUDA provider, whose kernels it enqueues on one stream of its own, with inputs on the GPU."""
+    import onnxruntime as ort
+
+    if "CUDAExecutionProvider" not in ort.get_available_providers():
+        raise RuntimeError("no onnxruntime with CUDAExecutionProvider is installed")
+    stream = torch_stream()
+    session = ort.InferenceSession(
+        str(graph), providers=[("CUDAExecutionProvider", {"user_compute_stream": str(stream.cuda_stream), "use_tf32": "0"})]
+    )
+    given, binding = feeds_of(reference, size), session.io_binding()
+    kinds = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64, "tensor(uint8)": np.uint8}
+    for entry in session.get_inputs():
+        value = given[
+            "pixel_values:u8" if entry.type == "tensor(uint8)" else entry.name if entry.name in given else "pixel_values"
+        ]
+        value = np.ascontiguousarray(np.broadcast_to(value, (batch, *value.shape[1:])).astype(kinds[entry.type]))
+        binding.bind_ortvalue_input(entry.name, ort.OrtValue.ortvalue_from_numpy(value, "cuda", 0))
+    for entry in session.get_outputs():
+        binding.bind_output(entry.name, "cuda", 0)
+
+    def step():
+        session.run_with_iobinding(binding)
+
+    def found():
+        step()
+        return dict(zip([entry.name for entry in session.get_outputs()], binding.copy_outputs_to_cpu(), strict=True))
+
+    return step, found
+
+
+def torch_stream():
+    """A stream of PyTorch's that stays the current one, so that its events time what is enqueued on it."""
+    import torch
+
     stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            assert context.execute_async_v3(stream.cuda_stream)
-    stream.synchronize()
-    opening = time.perf_counter() - start
-    found = {
-        name: value.float().cpu().numpy() if value.is_floating_point() else value.cpu().numpy() for name, value in outputs.items()
-    }
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        assert context.execute_async_v3(stream.cuda_stream)
-    samples = []
-    with torch.cuda.stream(stream):
-        for _ in range(10):
-            graph.replay()
-        for _ in range(RUNS):
-            before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            before.record(stream)
-            graph.replay()
-            after.record(stream)
-            after.synchronize()
-            samples.append(before.elapsed_time(after))
+    torch.cuda.set_stream(stream)
+    return stream
+
+
+def finds(outputs, reference, size, activation):
+    """Share of PyTorch's detections that outputs hold."""
     with np.load(reference) as stored:
         want = decode({"logits": stored["logits"], "pred_boxes": stored["boxes"]}, size, activation)
+    return found_share(want, decode(outputs, size, activation))
+
+
+def measure(engine, reference, size, activation):
+    """Kernel time as a CUDA graph, and how many of PyTorch's detections it finds, of one engine."""
+    from measured_job import gpu_ms, recorded
+
+    start = time.perf_counter()
+    step, found = open_engine(engine, reference, size)
+    outputs = found()
+    opening = time.perf_counter() - start
+    replay = recorded(step)
+    samples = [gpu_ms(replay) for _ in range(10 + RUNS)][10:]
     return {
         "ms": [round(value, 3) for value in statistics.quantiles(samples, n=4)],
-        "finds": found_share(want, decode(found, size, activation)),
-        "finite": all(bool(np.isfinite(value).all()) for value in found.values() if value.dtype.kind == "f"),
+        "finds": finds(outputs, reference, size, activation),
+        "finite": all(bool(np.isfinite(value).all()) for value in outputs.values() if value.dtype.kind == "f"),
         "first_opening_s": round(opening, 1),
         "engine_MB": round(engine.stat().st_size / 1e6, 1),
     }

@@ -1,20 +1,29 @@
-"""Latency of compiled models on NVIDIA GPUs, with their outputs checked first. See docs/results/benchmarks-gpu.md.
+"""Speed of compiled models and their peers, checked first, in one call on one host. See docs/results/benchmarks-gpu.md.
 
-    python benchmarks/measure_inductor.py OUT.jsonl SECONDS JOB...
-    python benchmarks/measure_inductor.py OUT.jsonl 1500 @table
+    python benchmarks/measure_inductor.py OUT.jsonl --models detr,rt_detr_v2 --batches 1,16 --kinds ours,compile --baseline CHECKOUT
+    python benchmarks/measure_inductor.py OUT.jsonl --list table --seconds 1500
+    python benchmarks/measure_inductor.py OUT.jsonl --models rt_detr_v2 --alone      # what a compilation takes by phase
 
-A JOB is kind|model|size|precision|batch[|how]: kind "ours"; "eager", "compile" or "patched" (see baselines.py); "captured" (eager run of
-our graph); size HEIGHTxWIDTH or "-"; precision fp32, tf32, fp16 or bf16. @NAME is a list of LISTS. Ours in FP32 at batch 1 give a row
-for TF32 as well, from the same package.
+Each row is one job, kind|model|size|precision|batch[|how]. Kinds:
 
-Every job is a process with one thread, PARALLEL of them at once (default: one a core, and at most 15 a GPU; each takes 4 to 6 GB of the
-host and of the GPU), spread over the GPUs of the host. When one has compiled its model, the others on its GPU are stopped (SIGSTOP), and for the models of transformers, whose time
-is Python's in part, all others of the host; then it is tuned, checked and timed, and the others continue. Each row is written
-at once. tables.py makes the document's tables of the rows.
+    ours          the package of this checkout
+    base          the package of another checkout (--baseline)
+    captured      eager run of our graph
+    eager, compile, patched                   transformers' model, see baselines.py
+    rtx-EXPORTER, ort-EXPORTER                TensorRT-RTX and ONNX Runtime CUDA on the graph of `detrt`, `authors` or `transformers`,
+                                              from the folder of `compare_exporters.py export` (--graphs)
+
+Every job is a process. They compile beside each other with one thread each; --alone: one at a time with all cores. Jobs that differ
+in their kind alone are a group: when all have compiled, every other process is stopped (SIGSTOP) and the group is tuned, checked and
+timed in turns, ROUNDS times each, so that a change of the clock meets all of them. Each row is written at once, and at the end the
+tables of tables.py are printed. Ours in FP32 at batch 1 give a row for TF32 as well, from the same package.
+
+On a CPU (--device cpu; kinds ours and base, FP32) the same measures packages for the CPU, compiled one after another.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import multiprocessing
@@ -45,7 +54,9 @@ RECENT = {
 }  # fmt: skip
 SETTLE_S = 0.3  # what stopped processes had given the GPU is done by then
 LONGEST_S = 90
-PER_GPU = 15  # 24 filled the 141 GB of an H200
+ROUNDS = 4
+LAST_S = 45  # before the end, what is ready is timed without the rest of its group
+PER_GPU = 12  # 6 GB each
 
 
 def _jobs(kind: str, models: Any, precision: str, *batches: int) -> list[str]:
@@ -78,16 +89,92 @@ LISTS["table"] = [
 ]
 
 
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="rows are appended to it, one JSON object a line")
+    parser.add_argument("jobs", nargs="*", help="jobs by name, beside those of the options")
+    parser.add_argument("--list", action="append", default=[], choices=LISTS, help="a list of jobs")
+    parser.add_argument("--models", type=_split, default=[], help=f"some of {', '.join({**SIZES, **RECENT})}")
+    parser.add_argument("--kinds", type=_split, default=["ours"])
+    parser.add_argument("--precision", type=_split, default=["fp16"])
+    parser.add_argument("--batches", type=_split, default=["1"])
+    parser.add_argument("--baseline", type=Path, help="another checkout of detrt; adds the kind base to each of ours")
+    parser.add_argument("--graphs", type=Path, help="folder of compare_exporters.py, for the kinds rtx-... and ort-...")
+    parser.add_argument("--seconds", type=float, default=1500, help="what is not ready by then gets a row that says so")
+    parser.add_argument(
+        "--parallel", type=int, default=0, help=f"processes; default: one a core, and at most {PER_GPU} ready ones a GPU"
+    )
+    parser.add_argument("--alone", action="store_true", help="one process at a time, with all cores")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    given = parser.parse_args()
+    sizes = SIZES | RECENT
+    unknown = [name for name in given.models if name not in sizes and ":" not in name]
+    if unknown:
+        parser.error(f"--models has {', '.join(unknown)}; known are {', '.join(sizes)}, and any reference such as random:NAME")
+    if given.baseline and not (given.baseline / "src" / "detrt").is_dir():
+        parser.error(f"--baseline: '{given.baseline}' has no src/detrt")
+    jobs = [*given.jobs, *(job for name in given.list for job in LISTS[name])]
+    for model in given.models:  # jobs of a group stand beside each other
+        reference = model if ":" in model else f"random:{model}"
+        for precision in given.precision:
+            for batch in given.batches:
+                jobs += [f"{kind}|{reference}|{sizes.get(model, '-')}|{precision}|{batch}" for kind in given.kinds]
+    if given.baseline:
+        jobs = [one for job in jobs for one in ([job, f"base{job[4:]}"] if job.startswith("ours|") else [job])]
+    given.jobs = list(dict.fromkeys(jobs))
+    return given
+
+
+def _split(text: str) -> list[str]:
+    return text.split(",")
+
+
 def main() -> int:
-    out, seconds = Path(sys.argv[1]), float(sys.argv[2])
-    jobs = [job for given in sys.argv[3:] for job in (LISTS[given[1:]] if given.startswith("@") else [given])]
-    # One core a process; asking for the GPU here must not open it, or the processes could not.
-    for name, value in (("OMP_NUM_THREADS", "1"), ("TORCHINDUCTOR_COMPILE_THREADS", "1"), ("PYTORCH_NVML_BASED_CUDA_CHECK", "1")):
+    given = parse()
+    # One core a process, but packages for a CPU are compiled for the threads that run them; asking for the GPU here must not open it, or the processes could not.
+    threads = str(os.cpu_count()) if given.alone or given.device == "cpu" else "1"
+    for name, value in (
+        ("OMP_NUM_THREADS", threads),
+        ("TORCHINDUCTOR_COMPILE_THREADS", threads),
+        ("PYTORCH_NVML_BASED_CUDA_CHECK", "1"),
+    ):
         os.environ.setdefault(name, value)
-    return Runner(out, seconds, list(dict.fromkeys(jobs))).run()
+    os.environ["MEASURED_DEVICE"] = given.device
+    if given.graphs:
+        os.environ["MEASURED_GRAPHS"] = str(given.graphs.resolve())
+    print(f"{len(given.jobs)} jobs in groups of {len({_group(job) for job in given.jobs})}", flush=True)
+    Runner(given).run()
+    import tables
+
+    print(tables.shown(tables.Rows(given.out.read_text().splitlines())))
+    return 0
 
 
-@dataclass(frozen=True)
+def _group(job: str) -> str:
+    """Jobs of one group differ in their kind alone."""
+    return job.partition("|")[2]
+
+
+def other_checkout(source: str, *arguments: Any) -> None:
+    """A job of the kind base, in a process that has not imported detrt: the package is made by another checkout, and timed by this one."""
+    import importlib.util
+
+    sys.path[:0] = [f"{source}/src", f"{source}/benchmarks"]
+    import measured_job as theirs
+
+    import detrt
+
+    if not Path(detrt.__file__).is_relative_to(source):
+        raise SystemExit(f"detrt is {detrt.__file__} and not that of {source}")
+    place = importlib.util.spec_from_file_location("this_measured_job", Path(__file__).with_name("measured_job.py"))
+    assert place and place.loader
+    ours = importlib.util.module_from_spec(place)
+    place.loader.exec_module(ours)
+    theirs.DEVICE = ours.DEVICE
+    ours.work(*arguments, prepared=theirs.prepare_job if ours.DEVICE == "cuda" else None)
+
+
+@dataclass(eq=False)
 class Running:
     """A job in a process of its own."""
 
@@ -96,102 +183,99 @@ class Running:
     process: multiprocessing.process.BaseProcess
     pipe: Connection
     log: Path
+    ready: bool = False
 
-    @property
-    def library(self) -> bool:
-        return not self.job.startswith(("ours", "captured"))
-
-    def heard(self) -> Any:
+    def heard(self, seconds: float = 0) -> Any:
         """What it said, or "ended", or None: nothing yet."""
         ended = not self.process.is_alive()  # asked first, so that nothing is left unread
         try:
-            if self.pipe.poll():
+            if self.pipe.poll(seconds):
                 return self.pipe.recv()
         except EOFError:
             return "ended"
         return "ended" if ended else None
 
-    def failed(self) -> dict:
-        return {"error": f"exit {self.process.exitcode}", "log": self.log.read_text(errors="replace")[-2500:]}
+    def failed(self, why: str = "") -> list[tuple[str, dict]]:
+        error = why or f"exit {self.process.exitcode}"
+        return [(self.job, {"error": error, "log": self.log.read_text(errors="replace")[-2500:]})]
 
 
 class Runner:
-    def __init__(self, out: Path, seconds: float, jobs: list[str]) -> None:
+    def __init__(self, given: argparse.Namespace) -> None:
         import measured_job
 
         self.work = measured_job.work
         measured_job.preload()  # once, and not in every process
-        self.gpus = int(os.environ.get("GPUS", "0")) or measured_job.count_gpus()
-        self.out, self.waiting, self.count = out, list(jobs), 0
+        self.given, self.waiting, self.count = given, list(given.jobs), 0
+        self.gpus = max(measured_job.count_gpus(), 1)
         self.running: list[Running] = []
-        self.ready: list[Running] = []
-        self.timed: dict[Running, float] = {}  # and when they must have answered
         self.started = time.monotonic()
-        self.end = self.started + seconds
-        self.parallel = int(os.environ.get("PARALLEL", "0")) or min(os.cpu_count() or 1, PER_GPU * max(self.gpus, 1))
+        self.end = self.started + given.seconds
+        self.parallel = given.parallel or (1 if given.alone or given.device == "cpu" else os.cpu_count() or 1)
+        self.most = max(PER_GPU * self.gpus, self.parallel + 1)
 
-    def run(self) -> int:
+    def run(self) -> None:
         while (self.waiting or self.running) and time.monotonic() < self.end - 3:
-            while self.waiting and len(self.running) < self.parallel and time.monotonic() < self.end - 30 and self.free_gpus():
+            while self.waiting and self.room() and time.monotonic() < self.end - LAST_S:
                 self.start(self.waiting.pop(0))
             for one in list(self.running):
                 said = one.heard()
                 if said == "ready":
-                    self.ready.append(one)
+                    one.ready = True
                 elif said is not None:
-                    self.finish(one, said if isinstance(said, list) else [(one.job, one.failed())])
-                elif one in self.timed and time.monotonic() > self.timed[one]:
-                    self.finish(one, [(one.job, one.failed() | {"error": "no answer in a minute"})])
-            for one in sorted(self.ready, key=lambda one: not one.library):
-                if not any(self.excludes(one, other) for other in self.timed):
-                    self.ready.remove(one)
-                    self.let(one)
-                elif one.library:
-                    break  # others would keep the GPUs from being all free
+                    self.finish(one, said if isinstance(said, list) else one.failed())
+            for group in dict.fromkeys(_group(one.job) for one in self.running if one.ready):
+                members = [one for one in self.running if _group(one.job) == group]
+                complete = all(one.ready for one in members) and not any(_group(job) == group for job in self.waiting)
+                if complete or time.monotonic() > self.end - LAST_S:
+                    self.time([one for one in members if one.ready])
             time.sleep(0.02)
         for one in self.running:
             one.process.kill()
         for job in [one.job for one in self.running] + self.waiting:
             self.write(job, {"error": "no time left"})
-        return 0
 
-    def free_gpus(self) -> list[int]:
-        """GPUs on which nothing is timed."""
-        if any(one.library for one in self.timed):
-            return []
-        return [gpu for gpu in range(self.gpus) if gpu not in {one.gpu for one in self.timed}]
+    def room(self) -> bool:
+        compiling = sum(not one.ready for one in self.running)
+        return compiling < self.parallel and len(self.running) < self.most
 
-    def excludes(self, one: Running, other: Running) -> bool:
-        """Whether one must stand still while the other is timed."""
-        return one.gpu == other.gpu or one.library or other.library
-
-    def let(self, one: Running) -> None:
-        """Stop the others and let one check and time its model."""
-        for other in self.running:
-            if other is not one and self.excludes(one, other):
-                self.signal(other, signal.SIGSTOP)
-        self.timed[one] = time.monotonic() + LONGEST_S
-        one.pipe.send(SETTLE_S)
+    def time(self, members: list[Running]) -> None:
+        """Check and time a group in turns while all others stand still."""
+        others = [one for one in self.running if one not in members]
+        for other in others:
+            self.signal(other, signal.SIGSTOP)
+        alive = list(members)
+        for command in [*["time"] * ROUNDS, "end"]:
+            for one in list(alive):
+                one.pipe.send(SETTLE_S if command == "time" else None)
+                said = one.heard(LONGEST_S)
+                if said != "timed":
+                    alive.remove(one)
+                    self.finish(
+                        one, said if isinstance(said, list) else one.failed("" if said else f"no answer in {LONGEST_S} s")
+                    )
+        for other in others:
+            self.signal(other, signal.SIGCONT)
 
     def finish(self, one: Running, rows: list[tuple[str, dict]]) -> None:
         self.running.remove(one)
         one.process.kill()
-        if self.timed.pop(one, None):
-            for other in self.running:
-                if not any(self.excludes(other, t) for t in self.timed):
-                    self.signal(other, signal.SIGCONT)
-        elif one in self.ready:
-            self.ready.remove(one)
         for job, row in rows:
             self.write(job, row)
 
     def start(self, job: str) -> None:
         self.count += 1
         log = Path(f"/tmp/measure-{os.getpid()}-{self.count}.log")
-        gpu = min(self.free_gpus(), key=lambda gpu: sum(one.gpu == gpu for one in self.running))
-        context = multiprocessing.get_context("fork")
+        twins = [one.gpu for one in self.running if _group(one.job) == _group(job)]
+        gpu = twins[0] if twins else min(range(self.gpus), key=lambda gpu: sum(one.gpu == gpu for one in self.running))
+        base = job.startswith("base|")
+        context = multiprocessing.get_context("spawn" if base else "fork")
         ours, theirs = context.Pipe()
-        process = context.Process(target=self.work, args=(job, gpu, theirs, log), daemon=True)
+        arguments = (job, gpu, theirs, log)
+        if base:
+            process: Any = context.Process(target=other_checkout, args=(str(self.given.baseline.resolve()), *arguments))
+        else:
+            process = context.Process(target=self.work, args=arguments)
         process.start()
         theirs.close()
         self.running.append(Running(job, gpu, process, ours, log))
@@ -202,7 +286,7 @@ class Runner:
 
     def write(self, job: str, row: dict) -> None:
         row = {"job": job, **row}
-        with open(self.out, "a") as file:
+        with open(self.given.out, "a") as file:
             file.write(json.dumps(row) + "\n")
         print(f"{time.monotonic() - self.started:5.0f} s {short(row)}", flush=True)
 
@@ -210,7 +294,18 @@ class Runner:
 def short(row: dict) -> str:
     if "error" in row:
         return f"{row['job']}  ERROR {row['error'][:150]} {row.get('log', '')[-350:]}"
-    keys = ("p50_ms", "min_ms", "repeats", "build_s", "inductor_s", "open_s", "matched", "forced_matched", "memory_mib", "nodes")
+    keys = (
+        "p50_ms",
+        "quartiles_ms",
+        "repeats",
+        "build_s",
+        "inductor_s",
+        "open_s",
+        "matched",
+        "forced_matched",
+        "memory_mib",
+        "nodes",
+    )
     figures = " ".join(f"{k}={row[k]}" for k in keys if k in row)
     return f"{row['job']}  {figures} " + " ".join(f"{e:.1e}" for e in row.get("errors", ()))
 

@@ -1,7 +1,7 @@
 """The tables of docs/results/benchmarks-gpu.md from the rows of measure_inductor.py.
 
 python benchmarks/tables.py ROWS.jsonl            print them
-python benchmarks/tables.py ROWS.jsonl DOCUMENT   write them into the document, between its `table` comments
+python benchmarks/tables.py ROWS.jsonl DOCUMENT   write those of the document into it, between its `table` comments
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from measure_inductor import PLAIN, RECENT, SAMPLING, SIZES
 
@@ -38,6 +39,8 @@ class Rows:
     def __init__(self, lines: Iterable[str]) -> None:
         self.rows: dict[tuple[str, str, str, int], dict] = {}
         for row in map(json.loads, lines):
+            if "job" not in row:
+                continue
             kind, model, _, precision, batch, *how = row["job"].split("|")
             if not how:
                 self.rows[kind, model.removeprefix("random:"), precision, int(batch)] = row
@@ -102,6 +105,102 @@ def ordered() -> list[str]:
     return [*TARGETS, *(m for m in SAMPLING if m not in TARGETS), *(m for m in SIZES if m not in TARGETS and m not in SAMPLING)]
 
 
+PEAK = {"H100": 989, "H200": 989}  # dense FP16 TFLOPS of tensor cores, SXM: NVIDIA's data sheet
+KINDS = {  # what a kernel does -> parts of its name, looked for in this order
+    "deformable attention": ("msda", "deform"),
+    "attention": ("fmha", "flash", "attention", "mem_eff", "sdpa", "window"),
+    "convolution": ("conv", "fprop", "winograd", "cudnn", "implicit"),
+    "matmul": ("gemm", "cutlass", "nvjet", "cublas", "triton_tem", "splitk"),
+    "selection": ("topk", "top_k", "sort", "radix", "gather"),
+    "norm and sum": ("triton_red", "triton_per", "reduce", "softmax", "norm"),
+    "elementwise": ("triton_poi", "elementwise", "vectorized", "cat"),
+    "copy": ("memcpy", "memset", "copy"),
+}  # fmt: skip
+_KEYS = ("base", "compile", "patched", "eager")
+
+
+def speed(rows: Rows) -> str:
+    """Median and quartiles of each model beside its peers, and the share of the GPU's FP16 peak."""
+    found = []
+    kinds = [*_KEYS, *sorted({kind for kind, *_ in rows.rows} - {*_KEYS, "ours", "captured"})]
+    kinds = [kind for kind in kinds if any(one == kind for one, *_ in rows.rows)]
+    for model, precision, batch in dict.fromkeys(key[1:] for key in rows.rows):
+        ours = rows.row("ours", model, precision, batch)
+        cells = [_quartiles(rows, "ours", model, precision, batch)]
+        for kind in kinds:
+            theirs = rows.row(kind, model, precision, batch)
+            ratio = ours["p50_ms"] / theirs["p50_ms"] if "p50_ms" in ours and "p50_ms" in theirs else 0
+            cells += [_quartiles(rows, kind, model, precision, batch), f"{ratio:.3f}" if ratio else ""]
+        peak = next((value for name, value in PEAK.items() if name in ours.get("device", "")), 0)
+        used = (
+            ours["gflop"] / ours["p50_ms"] / peak if peak and "gflop" in ours and "p50_ms" in ours and precision != "fp32" else 0
+        )
+        streams = number(ours["two_streams_ms"]) if "two_streams_ms" in ours else ""
+        found.append(
+            [TITLES.get(model, model), size(rows, model), precision, f"{batch}", *cells, streams, f"{used:.0%}" if used else ""]
+        )
+    head = [
+        "model",
+        "size",
+        "type",
+        "batch",
+        "detrt",
+        *(c for kind in kinds for c in (kind, f"detrt / {kind}")),
+        "two streams",
+        "of peak",
+    ]
+    return table(head, found, 3)
+
+
+def _quartiles(rows: Rows, *key: Any) -> str:
+    row = rows.row(*key)
+    if "quartiles_ms" not in row:
+        return rows.ms(*key)
+    low, high = row["quartiles_ms"]
+    return f"{row['p50_ms']:.3f} ({low:.3f} to {high:.3f})"
+
+
+def budget(rows: Rows) -> str:
+    """Where the time of each package goes: microseconds and launches by kind of kernel, beside what weights and arithmetic need."""
+    found = []
+    kinds = [*KINDS, "other"]
+    for (kind, model, precision, batch), row in rows.rows.items():
+        if kind not in ("ours", "base") or not row.get("kernels"):
+            continue
+        sums: dict[str, list[float]] = {name: [0, 0] for name in kinds}
+        for name, launches, us in row["kernels"]:
+            entry = sums[_kind_of(name)]
+            entry[0], entry[1] = entry[0] + us, entry[1] + launches
+        total = sum(us for us, _ in sums.values())
+        cells = [f"{us:.0f} ({count:.0f})" if count else "" for us, count in sums.values()]
+        facts = [
+            f"{row['p50_ms'] * 1e3:.0f}",
+            f"{total:.0f}",
+            f"{len(row['kernels'])}",
+            f"{sum(n for _, n in sums.values()):.0f}",
+        ]
+        facts += [f"{row.get(key, '')}" for key in ("weights_mb", "moved_mb", "gflop")]
+        found.append([f"{TITLES.get(model, model)}, {kind}", f"{precision} b{batch}", *facts, *cells])
+    head = ["model", "job", "graph us", "kernels us", "kernels", "launches", "weights FP32 MB", "moved MB", "GFLOP", *kinds]
+    return table(head, found, 2) if found else ""
+
+
+def _kind_of(kernel: str) -> str:
+    name = kernel.lower()
+    return next((kind for kind, parts in KINDS.items() if any(part in name for part in parts)), "other")
+
+
+def compiling(rows: Rows) -> str:
+    """Seconds that packages take to compile and open, with the compiler's longest phases (some contain others)."""
+    found = []
+    for (kind, model, precision, batch), row in rows.rows.items():
+        if kind in ("ours", "base") and "inductor_s" in row:
+            longest = ", ".join(f"{name} {seconds}" for name, seconds in list(row.get("phases_s", {}).items())[:8])
+            facts = [f"{row.get(key, '')}" for key in ("build_s", "capture_s", "inductor_s", "open_s", "package_mb")]
+            found.append([f"{TITLES.get(model, model)}, {kind}", f"{precision} b{batch}", *facts, longest])
+    return table(["model", "job", "all s", "capture s", "inductor s", "open s", "MB", "phases"], found, 2) if found else ""
+
+
 TABLES = {"latency": latency, "recent": recent}
 
 
@@ -110,13 +209,18 @@ def filled(text: str, rows: Rows) -> str:
     return _MARK.sub(lambda found: f"{found[1]}{TABLES[found[2]](rows)}{found[3]}", text)
 
 
+def shown(rows: Rows) -> str:
+    """The tables that say what one call of measure_inductor.py measured."""
+    return "\n".join(f"{make.__name__}\n\n{made}" for make in (speed, budget, compiling) if (made := make(rows)))
+
+
 def main() -> int:
     rows = Rows(Path(sys.argv[1]).read_text("utf-8").splitlines())
     if len(sys.argv) > 2:
         document = Path(sys.argv[2])
         document.write_text(filled(document.read_text("utf-8"), rows), "utf-8")
     else:
-        print("\n".join(f"{name}\n\n{make(rows)}" for name, make in TABLES.items()))
+        print(shown(rows))
     return 0
 
 
