@@ -1,8 +1,9 @@
 """From the bytes of JPEG files to boxes, against the forward pass alone; prints one JSON line for each bundle and backend.
 
     python benchmarks/measure_image_path.py BUNDLE [BUNDLE ...]
+    python benchmarks/measure_image_path.py BUNDLE --backends onnxruntime,openvino --threads 1
 
-For the engine and the GPU package of each bundle, where it has them: the forward pass ("forward": CUDA graph, inputs and outputs on
+For the engine and the GPU package of each bundle, or what --backends names: the forward pass ("forward": CUDA graph, inputs and outputs on
 the GPU), one call of `Detector` at a time with its batch size ("call"), and a stream of 400 files ("stream", for each batch), with
 files decoded on the CPU and on the GPU. Files are drawn scenes of 480x640 and of the model's own size, JPEG quality 90. Milliseconds,
 median of 100 calls and of three streams. "stages" are those of `detrt bench --parts`.
@@ -10,10 +11,10 @@ median of 100 calls and of three streams. "stages" are those of `detrt bench --p
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,11 +31,16 @@ from detrt.system import IMAGE_DECODERS
 PHOTOGRAPH, CALLS, STREAM = (480, 640), 100, 400
 
 
-def main(bundles: list[str]) -> None:
-    for folder in bundles:
-        for backend in ("tensorrt", "inductor"):
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundles", nargs="+")
+    parser.add_argument("--backends", default="tensorrt,inductor")
+    parser.add_argument("--threads", type=int, help="of a backend on the CPU")
+    given = parser.parse_args()
+    for folder in given.bundles:
+        for backend in given.backends.split(","):
             try:
-                session = open_session(folder, backend=backend)
+                session = open_session(folder, backend=backend, threads=given.threads)
             except DetrtError as error:
                 print(json.dumps({"bundle": folder, "backend": backend, "skipped": str(error)}), flush=True)
                 continue
@@ -43,7 +49,8 @@ def main(bundles: list[str]) -> None:
 
 
 def measure(session: Session) -> dict[str, Any]:
-    own = tuple(int(side) for side in session.info.pixel_shape[2:]) or session.spec.input.size_hw
+    sides = session.info.pixel_shape[2:]
+    own = tuple(map(int, sides)) if sides and all(isinstance(side, int) for side in sides) else session.spec.input.size_hw
     row: dict[str, Any] = {"backend": session.info.name, "precision": session.info.precision, "notes": session.info.notes}
     for size in dict.fromkeys((PHOTOGRAPH, own)):
         batch = Detector(session).batch_size
@@ -69,7 +76,7 @@ def _stream(detector: Detector, files: list[bytes]) -> float:
     count = STREAM // detector.batch_size
 
     def run() -> None:
-        for _ in detector.stream(files[index % len(files)] for index in range(count * detector.batch_size)):
+        for _ in detector.stream([files[index % len(files)] for index in range(count * detector.batch_size)]):
             pass
 
     run()
@@ -83,4 +90,4 @@ def _seconds(step: Callable[[], None]) -> float:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

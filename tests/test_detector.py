@@ -4,18 +4,24 @@ import dataclasses
 import inspect
 import io
 import itertools
+import threading
+import time
 
 import numpy as np
 import pytest
 from PIL import Image
 from runtime_cases import make_session, make_spec, red
 
+import detrt.detector
 from detrt import build, load_source, open_session, verify
 from detrt.backends.base import FakeSession, Session, check_feeds, check_spec
 from detrt.backends.search import SessionOptions
+from detrt.data.images import expand_inputs
+from detrt.data.preprocess import preprocess
 from detrt.detections import Detections
 from detrt.detector import Detector, DetectorOptions
 from detrt.errors import ImageError, PromptError, SessionError, SpecError
+from detrt.jobs.run import detect_inputs
 from detrt.models.load_options import LoadChanges, LoadOptions
 from detrt.spec import TensorInfo
 
@@ -123,6 +129,84 @@ def test_stream_is_lazy_and_ordered():
     stream = Detector(make_session(make_spec()), threshold=0.01, batch_size=2).stream(source())
     assert reds(itertools.islice(stream, 3)) == [10, 11, 12]
     assert len(taken) == 4
+
+
+def _with_function(function, **facts):
+    """A detector of a session whose model is `function` of the red value, which it gives back."""
+    good = make_session(make_spec())
+    shown = lambda feeds: function(int(feeds["pixel_values"].max())) or good._function(feeds)  # noqa: E731
+    return Detector(FakeSession(good.spec, good.inputs, good.outputs, shown, **facts), threshold=0.01)
+
+
+def test_on_a_cpu_the_next_image_is_prepared_while_the_model_runs(tmp_path, monkeypatch):
+    """Of a list and of a folder; each run waits here until the next image is prepared."""
+    prepared, values = threading.Semaphore(0), [50, 60, 70]
+
+    def preparing(images, *args, **kwargs):
+        if images[0].max() != values[0]:
+            prepared.release()
+        return preprocess(images, *args, **kwargs)
+
+    def model(value):
+        if value != values[-1]:
+            assert prepared.acquire(timeout=20), f"nothing was prepared beside {value}"
+
+    monkeypatch.setattr(detrt.detector, "preprocess", preparing)
+    for value in values:
+        Image.fromarray(red(8, 12, value)).save(tmp_path / f"{value}.png")
+    for source in (tmp_path, [red(8, 12, value) for value in values]):
+        prepared = threading.Semaphore(0)
+        with _with_function(model) as detector:
+            assert reds(detector.stream(source)) == values
+    prepared = threading.Semaphore(0)
+    with _with_function(model) as detector:
+        assert [result.record.detections.scores[0] for result in detect_inputs(detector, expand_inputs([tmp_path]))]
+
+
+def test_runs_beside_the_caller_come_one_after_another():
+    running = threading.Lock()
+
+    def model(value):
+        assert running.acquire(blocking=False), "two runs at a time"
+        time.sleep(0.01)
+        running.release()
+
+    with _with_function(model) as detector:
+        for found in detector.stream([red(8, 12, value) for value in (50, 60, 70)]):
+            assert reds([found, detector(red(8, 12, 90))]) != [90, 90]
+    with pytest.raises(SessionError, match="closed"):
+        detector(red(8, 12, 1))
+
+
+def test_what_came_before_a_bad_image_or_a_failing_run_is_given():
+    def model(value):
+        if value == 70:
+            raise SessionError("seventy")
+
+    with _with_function(model) as detector:
+        stream = detector.stream([red(8, 12, 50), red(8, 12, 60), b"no image", red(8, 12, 80)])
+        assert reds(itertools.islice(stream, 2)) == [50, 60]
+        with pytest.raises(ImageError):
+            next(stream)
+        stream = detector.stream([red(8, 12, value) for value in (50, 60, 70, 80)])
+        assert reds(itertools.islice(stream, 2)) == [50, 60]
+        with pytest.raises(SessionError, match="seventy"):
+            next(stream)
+
+
+def test_an_iterable_may_wait_for_each_result():
+    """A generator that makes the next image from the last result."""
+    found = []
+
+    def source():
+        for value in (50, 60, 70):
+            yield red(8, 12, value)
+            assert len(found) == (value - 40) // 10
+
+    with _with_function(lambda value: None) as detector:
+        for one in detector.stream(source()):
+            found.append(one)
+    assert reds(found) == [50, 60, 70]
 
 
 def test_threshold_classes_and_count():

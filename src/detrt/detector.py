@@ -9,13 +9,13 @@ import os
 import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypedDict, overload
 
 import numpy as np
 
-from .backends.base import NO_PROMPT, Outputs, PendingOutputs, Session
+from .backends.base import NO_PROMPT, Feeds, Outputs, PendingOutputs, Session
 from .backends.prompted import Prompts, prompt_groups, require_prompt
 from .backends.search import SessionOptions
 from .data.addresses import is_web_address
@@ -36,7 +36,7 @@ from .detections import Detections
 from .errors import ImageError, PromptError, SessionError, SpecError
 from .models.load_options import LoadChanges, LoadOptions, changed, check_changes
 from .spec import ModelSpec
-from .system import usable_cores
+from .system import CPU, usable_cores
 from .tasks import tasks_of
 from .text.prompts import ImageQueries, Prompt
 
@@ -112,6 +112,17 @@ def check_call(options: Mapping[str, object]) -> None:
             hint = f"use {_KEYWORDS[name]}" if name in _KEYWORDS else f"did you mean {close[0]}?" if close else ""
             hint = hint or f"it takes: {', '.join(CallOptions.__annotations__)}"
             raise TypeError(f"a call of the detector has no keyword {name!r}; {hint}")
+
+
+@dataclass(frozen=True)
+class RunBeside:
+    """A run of the model in another thread."""
+
+    run: Future[Outputs]
+
+    def outputs(self) -> Outputs:
+        """Wait for it. Raises what it raised."""
+        return self.run.result()
 
 
 @dataclass(frozen=True)
@@ -322,6 +333,7 @@ class Detector:
         self._color = options.color
         threads = options.resize_threads
         self._resizers = ThreadPoolExecutor(threads, "detrt-resize") if threads > 1 else None
+        self._runs: ThreadPoolExecutor | None = None  # once a batch was to run beside the caller
 
     def __getattr__(self, name: str) -> Any:
         hint = f"; {_METHODS[name]}" if name in _METHODS else ""
@@ -468,7 +480,8 @@ class Detector:
         track: bool = False,
         **options: Unpack[CallOptions],
     ) -> Iterator[ImageDetections] | Iterator[ImageDetections | ImageError]:
-        """Detect in images as they come; holds one batch of images in memory, and `ahead` more where a GPU works on them.
+        """Detect in images as they come; holds one batch of images in memory, and `ahead` more while the model works on them. On a CPU
+        that is for files and lists; any other iterable is asked for an image when the results of those before have been given.
 
         Args:
             source: any iterable of images, e.g. a generator of frames; or the name of a folder, a pattern such as "cams/**/*.jpg", a
@@ -501,10 +514,14 @@ class Detector:
         tracker = Tracker() if track else None
         waiting: deque[tuple[PendingDetections | FoundInTiles | None, list[ReadImage]]] = deque()
         ahead = 0 if isinstance(media, LiveSource) else self.ahead
+        if media is None and self._beside and not (isinstance(source, (list, tuple)) and len(source) > self.batch_size):
+            ahead = 0  # nothing to prepare meanwhile, or an iterable that may wait for this result before it gives the next image
         with contextlib.closing(self._read(images, media, check_integer(every, "every") or 1, track)) as batches:
             for read in batches:
                 good = [item for item in read if not isinstance(item.image, ImageError)]
                 if len(good) < len(read) and not skip_bad:
+                    while waiting:
+                        yield from _in_place(*waiting.popleft(), tracker)
                     raise next(item.image for item in read if isinstance(item.image, ImageError))
                 mine = None if given is None else list(itertools.islice(given, len(read)))
                 if mine is not None and len(mine) != len(read):
@@ -512,7 +529,7 @@ class Detector:
                 if prompt is not None:
                     mine = [prompt] * len(read)
                 mine = mine and [one for one, item in zip(mine, read, strict=True) if not isinstance(item.image, ImageError)]
-                pending = self.submit([item.image for item in good], mine, **options) if good else None  # type: ignore[misc]
+                pending = self.submit([item.image for item in good], mine, beside=ahead > 0, **options) if good else None  # type: ignore[misc]
                 waiting.append((pending, read))
                 if len(waiting) > ahead:
                     yield from _in_place(*waiting.popleft(), tracker)
@@ -589,7 +606,12 @@ class Detector:
         """How many batches to `submit` before the result of the first is read."""
         if self._runner is not None:
             return BATCHES_ON_GPU
-        return self.session.info.parallel if self.session.info.parallel > 1 else 0
+        return self.session.info.parallel if self._beside or self.session.info.parallel > 1 else 0
+
+    @property
+    def _beside(self) -> bool:
+        """Whether a batch may run in a thread of the detector's; a thread has no device of its own but the CPU."""
+        return self.session.info.device == CPU and self.session.info.parallel == 1
 
     @property
     def planar(self) -> bool:
@@ -613,11 +635,12 @@ class Detector:
         overlap: float | None = None,
         tiling: Tiling | None = None,
         before_run: Callable[[], None] | None = None,
+        beside: bool = False,
     ) -> PendingDetections | FoundInTiles:
         """Begin with at most `batch_size` images; the detections are in the `result` of what is returned.
 
         Where a GPU prepares the images, or a session works on several batches, that goes on meanwhile; otherwise the model has run
-        when this returns.
+        when this returns, unless `beside` is given.
 
         Args:
             images: arrays (H, W, 3) uint8 RGB, or raw images.
@@ -626,6 +649,7 @@ class Detector:
                 returns.
             tiling: the same as tile and overlap.
             before_run: called before each run of the model; what it raises ends the work.
+            beside: on a CPU, run the model in a thread, one batch after another, while the caller prepares the next images.
 
         Raises:
             DetrtError: as `__call__`, and its ValueError and TypeError.
@@ -644,7 +668,7 @@ class Detector:
         tiling = tiling or self.tiling
         if tiling is not None:
             return self._submit_tiles(images, prompts, tiling, keep, before_run)
-        return self._submit(images, prompts, keep, before_run)
+        return self._submit(images, prompts, keep, before_run, beside)
 
     def _submit_tiles(
         self,
@@ -684,6 +708,7 @@ class Detector:
         prompts: Sequence[Prompts] | None,
         keep: DetectionFilter,
         before_run: Callable[[], None] | None,
+        beside: bool = False,
     ) -> PendingDetections:
         plans = plan_batches(
             [(image.shape[0], image.shape[1]) for image in images],
@@ -705,9 +730,18 @@ class Detector:
             if prompts is not None:
                 session = session.bind(*(prompts[index] for index in plan.indices), **self._prompt_options)
             feeds = preprocess(batch, session.spec, plan=plan, pool=self._resizers).feeds
-            run = session.start if session.info.parallel > 1 else session.run
-            begun.append((plan, session, run(feeds)))
+            begun.append((plan, session, self._run(session, feeds, beside and self._beside)))
         return PendingDetections(begun, keep)
+
+    def _run(self, session: Session, feeds: Feeds, beside: bool) -> Outputs | PendingOutputs:
+        if session.info.parallel > 1:
+            return session.start(feeds)
+        if beside and self._runs is None:
+            self._runs = ThreadPoolExecutor(1, "detrt-run")
+        if self._runs is None:
+            return session.run(feeds)
+        run = self._runs.submit(session.run, feeds)  # behind what was begun, also where this call waits for it
+        return RunBeside(run) if beside else run.result()
 
     def _split(self, group: list[int], prompts: Sequence[Prompts]) -> list[list[int]]:
         parts = prompt_groups(self.session, [prompts[index] for index in group], str(self._prompt_options["task"]))
@@ -716,8 +750,10 @@ class Detector:
     def close(self) -> None:
         """Release the model and the threads."""
         self._prefetcher.close()
-        if self._resizers is not None:
-            self._resizers.shutdown()
+        for pool in (self._resizers, self._runs):
+            if pool is not None:
+                pool.shutdown()
+        self._runs = None
         self.session.close()
 
     def __enter__(self) -> Detector:

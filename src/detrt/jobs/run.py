@@ -92,7 +92,7 @@ def detect_inputs(
 def _begin(detector: Detector, items: Sequence[ReadImage]) -> PendingDetections | FoundInTiles | SessionError:
     """The detections of images, or the error of the model."""
     try:
-        return detector.submit([item.image for item in items])  # type: ignore[misc]  # they were read
+        return detector.submit([item.image for item in items], beside=True)  # type: ignore[misc]  # they were read
     except SessionError as error:
         return error
 
