@@ -134,8 +134,8 @@ def test_sentences_say_what_a_precision_gains_and_costs():
         {**row, "precision": "int8", "error": "no room"},
     ]
     said = sentences({"rows": rows, "config": {"precisions": ["fp32", "fp16", "int8"]}})
-    assert said[0] == "m in fp32, batch 1: 20.0 ms, 50.0 images/s; AP 0.300"
-    assert "2.00 times the speed of fp32, 50 % of its size; AP 0.298, -0.002 against fp32 (small)" in said[1]
+    assert said[0] == "m in fp32, batch 1: 20.0 ms, 50.0 images/s; AP 0.3000"
+    assert "2.00 times the speed of fp32, 50 % of its size; AP 0.2980, -0.0020 against fp32 (small)" in said[1]
     assert said[2] == "m in int8, batch 1: failed: no room"
 
 

@@ -22,6 +22,7 @@ def report_page(found: dict[str, Any], title: str, columns: Sequence[str], rows:
         ("target", settings["target"]),
         ("precisions", ", ".join(settings["precisions"])),
         ("annotations", settings["ground_truth"] or "none, so no AP"),
+        ("annotated images", str(settings["annotated_images"] or "-")),
     ]
     verdict = f"{failed} of {len(found['rows'])} rows failed" if failed else f"all {len(found['rows'])} rows were built and timed"
     sections = [
@@ -52,9 +53,9 @@ def sentences(found: dict[str, Any]) -> list[str]:
             text += f", {reference['p50_ms'] / row['p50_ms']:.2f} times the speed of {first}"
             text += f", {100 * row['bytes'] / reference['bytes']:.0f} % of its size"
         if row.get("AP") is not None:
-            text += f"; AP {row['AP']:.3f}"
+            text += f"; AP {row['AP']:.4f}"
             change = row.get("AP change")
             if precision != first and change is not None:
-                text += f", {change:+.3f} against {first}" + (" (small)" if abs(change) <= SMALL_AP else "")
+                text += f", {change:+.4f} against {first}" + (" (small)" if abs(change) <= SMALL_AP else "")
         said.append(text)
     return said

@@ -62,6 +62,7 @@ def run_report(models: Sequence[str], config: ReportConfig, load: LoadOptions, p
         "target": config.target, "precisions": list(config.precisions), "batches": list(config.batches), "repeats": config.repeats,
         "size": config.size, "ground_truth": config.ground_truth and str(config.ground_truth), "prompt": config.prompt,
         "calibration": config.calibration and str(config.calibration), "load": load.choices(),
+        "annotated_images": config.ground_truth and len(load_dataset(config.ground_truth).images),
     }  # fmt: skip
     here = machine()
     data = _state_of(config.images, config.calibration, ground_truth=config.ground_truth)

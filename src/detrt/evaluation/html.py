@@ -25,7 +25,7 @@ from PIL import Image
 from .. import files
 from ..data.draw import draw_detections
 from ..detections import Detections
-from ..system import package_version
+from ..system import package_version, processor_name
 from .divergence import Divergence, TensorError
 
 if TYPE_CHECKING:
@@ -35,7 +35,17 @@ _LONGEST_PX = 640
 _IMAGE_BYTES = 150_000
 _MAX_ROWS = 200  # of a table
 _MAP_DEPTH = 4  # components of a module path in the precision map
-_PACKAGES = ("detrt", "numpy", "onnxruntime", "onnx", "torch", "transformers", "tensorrt-rtx-cu13-bindings", "tensorrt")
+_PACKAGES = (
+    "detrt",
+    "numpy",
+    "onnxruntime",
+    "openvino",
+    "onnx",
+    "torch",
+    "transformers",
+    "tensorrt-rtx-cu13-bindings",
+    "tensorrt",
+)
 # Plots: width and margins in pixels, and the smallest and largest error that is drawn.
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 960, 58, 16, 14, 40
 _FLOOR = 1e-9
@@ -239,7 +249,7 @@ def _precision_map(found: dict[str, dict[str, int]]) -> str:
 
 
 def html_environment() -> str:
-    rows = [("platform", platform.platform()), ("processor", platform.machine()), ("Python", platform.python_version())]
+    rows = [("platform", platform.platform()), ("processor", processor_name()), ("Python", platform.python_version())]
     for package in _PACKAGES:
         try:
             rows.append((package, version(package)))
