@@ -112,6 +112,20 @@ def test_two_models_in_one_run(cli, place, truth):
         assert picture.format == "PNG" and picture.width > 1500
 
 
+def test_both_models_resume(cli, place, truth, tmp_path_factory):
+    states = tmp_path_factory.mktemp("states")
+    common = ("eval", "bundle", "--images", ".", "--ground-truth", "gt.json", "--against", "bundle", "--batch", "1")
+    whole = cli(*common, "--resume", states / "state.jsonl")
+    assert "resumed" not in whole.out
+    paths = [states / "state.jsonl", states / "state.against.jsonl"]
+    texts = [path.read_text() for path in paths]
+    assert all(len(text.splitlines()) > 2 for text in texts)
+    paths[1].write_text("".join(texts[1].splitlines(keepends=True)[:2]))  # as after an end in the second model
+    again = cli(*common, "--resume", states / "state.jsonl")
+    assert "resumed" in again.out and [path.read_text() for path in paths] == texts
+    assert again.out.splitlines()[1:] == whole.out.splitlines()[1:]
+
+
 def test_what_is_refused(cli, place, truth):
     common = ("eval", "bundle", "--images", ".", "--ground-truth", "gt.json")
     cli.refused(*common, "--thresholds", "x.json", "--at-precision", "1.5", names="--at-precision", advice="at most 1")
@@ -127,7 +141,6 @@ def test_what_is_refused(cli, place, truth):
         advice="one of them",
     )
     cli.refused(*common, "--against", "bundel", names="bundel", advice="give a bundle folder")
-    cli.refused(*common, "--against", "bundle", "--resume", "state.jsonl", names="--resume", advice="leave it out")
     cli.refused(*common, "--plot", "x.pdf", names="x.pdf", advice=r"end in .svg or .png")
     (place / "all.json").write_text("[]")
     saved = ("eval", "--results", "all.json", "--ground-truth", "gt.json", "--against", "bundle")

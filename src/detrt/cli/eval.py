@@ -32,7 +32,13 @@ class EvalOptions:
     batch: int = field(default=4, metadata={"help": "Batch size.", "panel": "Size", "min": 1})
     tile: tuple[int, int] | None = field(default=None, metadata=TILE)
     overlap: float | None = field(default=None, metadata=OVERLAP)
-    resume: Path | None = field(default=None, metadata={"help": "Resume file, updated after every batch.", "writes": "file"})
+    resume: Path | None = field(
+        default=None,
+        metadata={
+            "help": "Resume file, updated after every batch; --against MODEL has its own, FILE.against.jsonl.",
+            "writes": "file",
+        },
+    )
     image_decoder: str = field(default="cpu", metadata=IMAGE_DECODER)
 
     def __post_init__(self) -> None:
@@ -154,8 +160,6 @@ def evaluate(
     beside = choice.against if choice.saved is None else None  # another model to run
     if beside is not None and results is not None:
         raise DetrtError(f"--results runs no model, and '{beside}' is one; give saved results of it: --against FILE.json")
-    if beside is not None and options.make().resume is not None:
-        raise DetrtError("--resume keeps the results of one model; leave it out, or compare with FILE.json of --save")
     if results is not None:
         given = ["MODEL"] * (model is not None) + [
             flag for group in (options, run, *tuning.values(), load) for flag, _ in group.flags()
@@ -175,7 +179,10 @@ def evaluate(
     if choice.saved is not None:
         other = evaluate_results(choice.saved, ground_truth, limit=limit, iou_type=report.iou_type)
     elif beside is not None:
-        other = _run(beside, ground_truth, options.make(), run.make(), openings[1], limit, report.iou_type)
+        same = options.make()
+        if same.resume is not None:
+            same = replace(same, resume=same.resume.with_name(f"{same.resume.stem}.against{same.resume.suffix}"))
+        other = _run(beside, ground_truth, same, run.make(), openings[1], limit, report.iou_type)
     said = choice.write(report, name, other)
     data = {"model": name, **report.to_dict()}
     if json_file:
