@@ -124,8 +124,31 @@ def test_confusions_are_those_of_supervision(seed):
     theirs = sv.ConfusionMatrix.from_detections(given, known, list(NAMES.values()), conf_threshold=0.305, iou_threshold=0.5)
     ours = confusion_of(dataset, rows, {}, threshold=0.305)
     assert ours.counts.tolist() == theirs.matrix.astype(int).tolist() and ours.names[:3] == tuple(NAMES.values())
+    sums = np.array(list(ours.images.values())).sum(0).tolist()
+    assert sums == [ours.counts.trace(), ours.counts.sum() - ours.counts.trace()] and len(ours.images) == len(dataset.images)
     above = confusion_of(dataset, rows, {"cat": 1.0}, threshold=0.305).counts
     assert above[:, 0].sum() == 0 and above[:, 1:3].sum() >= ours.counts[:, 1:3].sum() - 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_crowds_are_neither_missed_nor_found_wrongly(seed):
+    """What is found where nothing is, are the detections that pycocotools neither pairs nor ignores at an IoU of 0.5."""
+    dataset, rows = make(seed)
+    rng = np.random.default_rng(seed)
+    for entry in dataset.annotations:
+        entry["iscrowd"] = int(rng.random() < 0.5)
+        entry["category_id"] = 1
+    rows = [{**row, "category_id": 1} for row in rows]
+    evaluation = evaluated(dataset, rows)
+    everything = [e for e in evaluation.evalImgs if e is not None and e["aRng"] == evaluation.params.areaRng[0]]
+    alone = sum(int((~(e["dtMatches"][0].astype(bool) | e["dtIgnore"][0])).sum()) for e in everything)
+    paired = sum(int((e["dtMatches"][0].astype(bool) & ~e["dtIgnore"][0]).sum()) for e in everything)
+    found = confusion_of(dataset, rows, {}, threshold=0.0)
+    # pycocotools pairs in the order of scores, detrt in that of IoU: as many pairs, but for a contested object.
+    assert abs(int(found.counts[-1].sum()) - alone) <= 1 and abs(int(found.counts.trace()) - paired) <= 1
+    assert alone < len(rows) - paired, "some lie in a crowd"
+    objects = sum(not entry["iscrowd"] for entry in dataset.annotations)
+    assert found.counts[:-1].sum() == objects
 
 
 def resampled(dataset, rows, drawn):

@@ -7,7 +7,8 @@ import io
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,7 +26,7 @@ from ..detector import Detector
 from ..errors import ImageError, MissingPackageError, SessionError
 from ..spec import ModelSpec
 from ..system import CountProgress
-from .curves import ClassCurve, curves_of
+from .curves import ClassCurve, Confusion, best_thresholds, confusion_of, curves_of
 from .results import ResumeFile, Row, read_results
 
 # The twelve metrics in the order of pycocotools' `COCOeval.stats`.
@@ -54,7 +55,7 @@ class HasSpec(Protocol):
     spec: ModelSpec
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EvalReport:
     """Result of an evaluation.
 
@@ -85,18 +86,25 @@ class EvalReport:
     names: Mapping[Any, str] = field(default_factory=dict, repr=False, compare=False)
     paths: Mapping[Any, Path] = field(default_factory=dict, repr=False, compare=False)
 
-    @property
+    @cached_property
     def curves(self) -> dict[str, ClassCurve]:
         """Class name -> precision and recall by score, see `detrt.evaluation.curves`."""
         return curves_of(self.evaluation, self.names)
 
+    @cached_property
+    def best(self) -> dict[str, float]:
+        """Class name -> threshold of best F1."""
+        return best_thresholds(self.curves)
+
+    @cached_property
+    def confusion(self) -> Confusion | None:
+        """Which classes are taken for which at the thresholds of best F1; None of a report without its data set."""
+        return None if self.dataset is None else confusion_of(self.dataset, self.rows, self.best, names=self.names)
+
     def to_dict(self) -> dict[str, Any]:
         """The twelve metrics by name, then `per_class`, `images`, `detections`, ...; without the rows."""
-        data = {
-            name: getattr(self, name)
-            for name in self.__slots__
-            if name not in ("rows", "evaluation", "dataset", "names", "paths")
-        }
+        left_out = ("rows", "evaluation", "dataset", "names", "paths")
+        data = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in left_out}
         return {**data.pop("metrics"), **data}
 
 

@@ -133,10 +133,12 @@ def write_thresholds(
 @dataclass(frozen=True, slots=True)
 class Confusion:
     """names: of the classes, the last one for nothing. counts: (n + 1, n + 1): objects of the row's class that were found as the
-    column's; the last row has detections where nothing is, the last column objects that were missed."""
+    column's; the last row has detections where nothing is, the last column objects that were missed. images: by id, (right, wrong):
+    objects that were found as what they are, and all else that is counted."""
 
     names: tuple[str, ...]
     counts: NDArray[np.int64]
+    images: Mapping[Any, tuple[int, int]]
 
 
 def confusion_of(
@@ -150,7 +152,8 @@ def confusion_of(
 ) -> Confusion:
     """Which classes are taken for which. Boxes are paired above an IoU: of the same class first, then by their IoU.
 
-    thresholds: by name, instead of `threshold`; scores above it count. names: of category ids; None: their own.
+    thresholds: by name, instead of `threshold`; scores above it count. names: of category ids; None: their own. Crowds and what is
+    difficult are no objects, and a detection of their class that lies in one by more than `iou` of its area is none either.
     """
     names = names or {entry["id"]: str(entry["name"]) for entry in dataset.categories}
     index = {key: i for i, key in enumerate(names)}
@@ -158,11 +161,16 @@ def confusion_of(
     counts = np.zeros((size + 1, size + 1), np.int64)
     found: dict[Any, list[Row]] = {}
     known: dict[Any, list[Row]] = {}
+    images: dict[Any, tuple[int, int]] = {}
+    before = 0
     for row in rows:
         if row["score"] > thresholds.get(names[row["category_id"]], threshold):
             found.setdefault(row["image_id"], []).append(row)
+    crowds: dict[tuple[Any, Any], list[Row]] = {}
     for row in dataset.annotations:
-        if not row["iscrowd"]:
+        if row["iscrowd"]:
+            crowds.setdefault((row["image_id"], row["category_id"]), []).append(row)
+        else:
             known.setdefault(row["image_id"], []).append(row)
     for image in dataset.images:
         mine, theirs = known.get(image["id"], []), found.get(image["id"], [])
@@ -170,7 +178,7 @@ def confusion_of(
         overlaps = box_iou(_corners(mine), _corners(theirs))
         pairs = np.argwhere(overlaps > iou).tolist()
         pairs.sort(key=lambda pair: (true[pair[0]] != given[pair[1]], -overlaps[pair[0], pair[1]]))
-        taken_true, taken_given = set(), set()
+        taken_true, taken_given, ignored = set(), set(), 0
         for i, j in pairs:
             if i not in taken_true and j not in taken_given:
                 taken_true.add(i)
@@ -179,13 +187,29 @@ def confusion_of(
         for i, one in enumerate(true):
             counts[one, size] += i not in taken_true
         for j, one in enumerate(given):
-            counts[size, one] += j not in taken_given
-    return Confusion((*names.values(), NOTHING), counts)
+            if j in taken_given:
+                continue
+            around = _corners(crowds.get((image["id"], theirs[j]["category_id"]), []))
+            if (_part_in(_corners([theirs[j]])[0], around) > iou).any():
+                ignored += 1
+            else:
+                counts[size, one] += 1
+        right = int(counts.trace()) - before
+        before += right
+        images[image["id"]] = right, len(true) + len(given) - ignored - len(taken_true) - right
+    return Confusion((*names.values(), NOTHING), counts, images)
 
 
 def _corners(rows: Sequence[Row]) -> NDArray[np.float64]:
     boxes = np.array([row["bbox"] for row in rows], float).reshape(-1, 4)
     return np.hstack([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]])
+
+
+def _part_in(box: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The part of the area of a box, (4,), that lies in each of (n, 4) others."""
+    sides = np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2])
+    area: NDArray[np.float64] = np.clip(sides, 0, None).prod(1) / max((box[2:] - box[:2]).prod(), 1e-12)
+    return area
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from .. import files
 from ..data.draw import class_colour
 from .coco import METRICS, EvalReport
-from .curves import ClassCurve, Confusion, Difference, best_thresholds, confusion_of
+from .curves import ClassCurve, Confusion, Difference
 from .html import fill_page, html_environment, html_section, html_sides, html_table, svg_line, svg_open, svg_text
 from .worst import ShownImage, lost_images, worst_images
 
@@ -23,7 +23,6 @@ def write_eval_page(
 ) -> None:
     """Write the page. against: another model, its report, and how this one differs from it. Raises OutputError."""
     curves = report.curves
-    best = best_thresholds(curves)
     sections = [
         html_section("Metrics", html_table(("", ""), [(name, _share(report.metrics[name])) for name in METRICS], right=(1,)))
     ]
@@ -31,9 +30,8 @@ def write_eval_page(
         sections.append(html_section(f"Compared with {against[0]}", _comparison(report, *against[1:])))
     sections.append(html_section("Classes", _classes(report, curves)))
     sections.append(html_section("Precision by recall, at an IoU of 0.5", _plots(curves)))
-    if report.dataset is not None:
-        confusion = confusion_of(report.dataset, report.rows, best, names=report.names)
-        sections.append(html_section("Confusions, at the threshold of best F1 of each class", _confusions(confusion)))
+    if report.confusion is not None:
+        sections.append(html_section("Confusions, at the threshold of best F1 of each class", _confusions(report.confusion)))
         if report.paths:
             none = "<p>None: everything was found, and nothing else.</p>"
             sections.append(html_section("Images with most errors", _pictures(worst_images(report)) or none))

@@ -12,7 +12,7 @@ import numpy as np
 from ..data.draw import draw_detections
 from ..data.figure import COLOURS, new_figure, save_figure
 from .coco import EvalReport
-from .curves import Confusion, Difference, best_thresholds, confusion_of
+from .curves import Confusion, Difference
 from .worst import ShownImage, lost_images, worst_images
 
 _CURVES, _CLASSES, _BARS, _IMAGES = 9, 14, 16, 3
@@ -32,8 +32,7 @@ def write_eval_plot(
         DetrtError, OutputError, MissingPackageError: as `data.figure.check_figure`.
     """
     panels: list[Any] = [lambda ax: _curves(ax, report)]
-    if report.dataset is not None:
-        confusion = confusion_of(report.dataset, report.rows, best_thresholds(report.curves), names=report.names)
+    if (confusion := report.confusion) is not None:
         panels.append(lambda ax: _confusions(ax, confusion))
     if against is None:
         shown = list(worst_images(report, _IMAGES))

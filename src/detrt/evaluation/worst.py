@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..data.images import load_image
 from ..detections import Detections
 from .coco import EvalReport
-from .curves import Difference, best_thresholds, confusion_of
+from .curves import Difference
 from .results import Row
 
 SHOWN_IMAGES = 8
@@ -30,21 +30,16 @@ class ShownImage:
 
 def worst_images(report: EvalReport, most: int = SHOWN_IMAGES) -> Iterator[ShownImage]:
     """Images with most objects that were missed, taken for others or found where nothing is, at the threshold of best F1 of each class."""
-    if report.dataset is None or not report.paths:
+    if report.dataset is None or report.confusion is None or not report.paths:
         return
-    best = best_thresholds(report.curves)
     known, found = _by_image(report, report.dataset.annotations), _by_image(report, report.rows)
-    errors = {}
-    for image in report.dataset.images:
-        alone = replace(report.dataset, images=[image], annotations=known[image["id"]])
-        counts = confusion_of(alone, found[image["id"]], best, names=report.names).counts
-        errors[image["id"]] = int(counts.sum() - counts.trace()), int(counts.trace())
-    for key in sorted(errors, key=lambda key: -errors[key][0])[:most]:
-        wrong, right = errors[key]
+    counts = report.confusion.images
+    for key in sorted(counts, key=lambda key: -counts[key][1])[:most]:
+        right, wrong = counts[key]
         if not wrong:
             return
         caption = f"{report.paths[key].name}: {right} right, {wrong} wrong or missed"
-        yield _shown(report, key, {"annotated": known[key], "found": _kept(found[key], report, best)}, caption)
+        yield _shown(report, key, {"annotated": known[key], "found": _kept(found[key], report)}, caption)
 
 
 def lost_images(report: EvalReport, other: EvalReport, difference: Difference, most: int = SHOWN_IMAGES) -> Iterator[ShownImage]:
@@ -53,11 +48,11 @@ def lost_images(report: EvalReport, other: EvalReport, difference: Difference, m
         return
     keys = {entry["file_name"]: entry["id"] for entry in report.dataset.images}
     models = {"the other": other, "this one": report}
-    found = {name: (_by_image(report, one.rows), best_thresholds(one.curves)) for name, one in models.items()}
+    found = {name: _by_image(report, one.rows) for name, one in models.items()}
     known = _by_image(report, report.dataset.annotations)
     for name, value in islice(((name, value) for name, value in difference.images.items() if value < 0), most):
         key = keys[name]
-        sides = {side: _kept(rows[key], models[side], best) for side, (rows, best) in found.items()}
+        sides = {side: _kept(rows[key], models[side]) for side, rows in found.items()}
         yield _shown(report, key, {"annotated": known[key], **sides}, f"{report.paths[key].name}: AP {value:+.3f}")
 
 
@@ -69,8 +64,8 @@ def _by_image(report: EvalReport, rows: Sequence[Row]) -> dict[Any, list[Row]]:
     return found
 
 
-def _kept(rows: Sequence[Row], report: EvalReport, best: Mapping[str, float]) -> list[Row]:
-    return [row for row in rows if row["score"] > best.get(report.names[row["category_id"]], 0.5)]
+def _kept(rows: Sequence[Row], report: EvalReport) -> list[Row]:
+    return [row for row in rows if row["score"] > report.best.get(report.names[row["category_id"]], 0.5)]
 
 
 def _shown(report: EvalReport, key: Any, sides: Mapping[str, Sequence[Row]], caption: str) -> ShownImage:
