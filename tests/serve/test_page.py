@@ -112,6 +112,7 @@ def test_page(server, folder, browser, tmp_path):
     bad.write_bytes(b"no image")
     page.find_element(By.ID, "file").send_keys(str(bad))
     wait.until(lambda _: "is not an image" in page.find_element(By.ID, "error").text)
+    assert page.find_element(By.ID, "count").text == "No answer"
     severe = [entry["message"] for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
     assert [message for message in severe if "status of 400" not in message] == []
 
@@ -234,3 +235,50 @@ def test_a_webcam(page):
     assert page.execute_script("return document.querySelector('.image').src") == last
     severe = [entry["message"] for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
     assert severe == []
+
+
+def test_a_second_click_opens_no_second_webcam(page):
+    page.execute_script(
+        "const own = navigator.mediaDevices, real = own.getUserMedia.bind(own); window.opened = [];"
+        "own.getUserMedia = async (...all) => { const s = await real(...all); window.opened.push(s); return s; };"
+        "const b = document.getElementById('webcam'); b.click(); b.click();"
+    )
+    until(page, "document.getElementById('webcam').textContent === 'Stop'")
+    page.execute_script("document.getElementById('webcam').click()")
+    assert page.execute_script("return window.opened.map(stream => stream.active)") == [False]
+
+
+def test_what_a_browser_or_a_proxy_refuses_is_said(page):
+    """No webcam and no clipboard without https, a page of a proxy, a server that is gone; without an error of the script."""
+    said = "document.getElementById('error').textContent"
+    page.execute_script("Object.defineProperty(navigator, 'mediaDevices', {value: undefined})")
+    page.execute_script("document.getElementById('webcam').click()")
+    until(page, f"{said}.includes('https')")
+    page.execute_script("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+    page.execute_script("document.getElementById('copy').parentElement.open = true; document.getElementById('copy').click()")
+    until(page, "getSelection().toString().includes('box_xyxy')")
+    page.execute_script("window.fetch = async () => new Response('<h1>Bad gateway</h1>', {status: 502})")
+    page.execute_script("document.getElementById('again').click()")
+    until(page, f"{said}.includes('status 502')")
+    assert page.execute_script("return document.getElementById('count').textContent") == "No answer"
+    page.execute_script("window.fetch = async () => { throw new TypeError('Failed to fetch'); }")
+    page.execute_script("document.getElementById('again').click()")
+    until(page, f"{said}.includes('does not answer')")
+    assert [entry["message"] for entry in page.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+def test_letters_of_labels_are_readable(page):
+    """The contrast of every colour and its letters, by the definition of WCAG: 4.5 for text, here at least 3, of bold letters."""
+    channel = "const c = (v) => v / 255 <= 0.04045 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4;"
+    light = (
+        "const l = (text) => { d.style.color = text; const [r, g, b] = getComputedStyle(d).color.match(/[\\d.]+/g).map(Number);"
+    )
+    light += " return 0.2126 * c(r) + 0.7152 * c(g) + 0.0722 * c(b); };"
+    worst = page.execute_script(
+        channel
+        + light.replace("const l", "const d = document.createElement('i'); document.body.append(d); const l")
+        + "let worst = 99;"
+        "for (let i = 0; i < 400; i++) { const [a, b] = [l(colour('class ' + i)), l(ink('class ' + i))];"
+        "worst = Math.min(worst, (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)); } return worst;"
+    )
+    assert worst >= 3

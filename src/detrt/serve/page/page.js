@@ -10,8 +10,8 @@ const views = [...document.querySelectorAll(".view")].map((figure) => ({
   figure, frame: figure.querySelector(".frame"), image: figure.querySelector(".image"), masks: figure.querySelector(".masks"),
   tiles: figure.querySelector(".tiles"), boxes: figure.querySelector(".boxes"), caption: figure.querySelector("figcaption"),
 }));
-// answers: of the models of both views. own: thresholds of classes that were moved. camera: the stream of a webcam.
-const state = { models: [], file: null, answers: [], running: null, own: new Map(), camera: null };
+// answers: of the models of both views; told: those that the JSON shows. own: thresholds of classes that were moved. camera: the stream of a webcam.
+const state = { models: [], file: null, answers: [], told: null, running: null, own: new Map(), camera: null };
 
 function element(tag, properties = {}, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
@@ -19,10 +19,19 @@ function element(tag, properties = {}, ...children) {
   return made;
 }
 
-function colour(label) {
+function hue(label) {
   let hash = 0;
   for (const letter of label) hash = (hash * 31 + letter.codePointAt(0)) >>> 0;
-  return `hsl(${(hash * 137) % 360} 72% 46%)`;
+  return (hash * 137) % 360;
+}
+
+function colour(label) {
+  return `hsl(${hue(label)} 72% 46%)`;
+}
+
+// Of letters on that colour: from orange to blue-green white has too little contrast.
+function ink(label) {
+  return hue(label) > 20 && hue(label) < 200 ? "#000" : "#fff";
 }
 
 function headers() {
@@ -36,12 +45,17 @@ function fail(text) {
 }
 
 async function fetchJson(address, options = {}) {
-  const response = await fetch(address, { ...options, headers: headers() });
-  const data = await response.json();
-  if (response.ok) return data;
+  const response = await fetch(address, { ...options, headers: headers() }).catch((error) => {
+    throw error.name === "AbortError" ? error : new Error("The server does not answer; check that it runs.");
+  });
+  const data = await response.json().catch((error) => {
+    if (error.name === "AbortError") throw error;
+    return null; // a page of a proxy
+  });
+  if (response.ok && data) return data;
   if (response.status === 401) $("lock").hidden = false;
   const wait = response.headers.get("Retry-After");
-  throw new Error(data.error.message + (wait ? ` (in ${wait} s)` : ""));
+  throw new Error((data?.error?.message ?? `The server's answer is no JSON, status ${response.status}.`) + (wait ? ` (in ${wait} s)` : ""));
 }
 
 // Runs of zeros and ones in turn, column by column, from COCO's text: five bits per letter, differences to the run but one before.
@@ -126,6 +140,7 @@ function showImage(file) {
   URL.revokeObjectURL(views[0].image.src);
   for (const view of views) view.image.src = address;
   $("drop").hidden = true;
+  $("file").tabIndex = -1; // its label is gone; the button beside Detect opens it
   $("views").hidden = false;
   $("again").disabled = $("other").disabled = false;
 }
@@ -136,8 +151,8 @@ function take(file) {
   state.file = file;
   state.answers = [];
   showImage(file);
-  draw();
   detect();
+  draw();
 }
 
 function formFor(model, query) {
@@ -175,6 +190,7 @@ async function detect() {
     fail("");
   } catch (error) {
     if (error.name === "AbortError") return false;
+    running.abort(); // the other model's
     state.answers = [];
     fail(error.message);
   }
@@ -187,18 +203,27 @@ async function detect() {
 
 // The webcam: a frame is sent when the answer to the one before has come, and is shown with it.
 async function startCamera() {
-  let stream;
-  try {
-    stream = await navigator.mediaDevices.getUserMedia({ video: { width: { ideal: FRAME_SIDE } } });
-  } catch (error) {
-    fail(`The webcam cannot be used: ${error.message}`);
+  if (!navigator.mediaDevices) {
+    fail("Browsers give a webcam only to a page over https or of localhost; open this page in one of these ways.");
     return;
   }
-  state.camera = stream;
+  const video = element("video", { muted: true, playsInline: true });
+  let stream;
+  $("webcam").disabled = true; // a second click would open the webcam again
+  try {
+    stream = await navigator.mediaDevices.getUserMedia({ video: { width: { ideal: FRAME_SIDE } } });
+    state.camera = video.srcObject = stream;
+    await video.play();
+  } catch (error) {
+    stopCamera();
+    fail(`The webcam cannot be used: ${error.message}`);
+    return;
+  } finally {
+    $("webcam").disabled = false;
+  }
   $("webcam").textContent = "Stop";
   document.body.classList.add("camera");
-  const video = element("video", { srcObject: stream, muted: true, playsInline: true });
-  await video.play();
+  stream.getVideoTracks()[0].addEventListener("ended", stopCamera); // unplugged
   const canvas = element("canvas");
   while (state.camera === stream) {
     const scale = Math.min(1, FRAME_SIDE / Math.max(video.videoWidth, video.videoHeight));
@@ -262,18 +287,24 @@ function draw() {
   const answer = state.answers[0];
   $("found").replaceChildren();
   $("times").hidden = !answer;
-  const told = state.answers.map(({ model, time_ms, images }) => ({ model, time_ms, images }));
-  $("json").textContent = answer ? JSON.stringify(told.length > 1 ? told : told[0], null, 1) : "";
+  if (state.told !== state.answers) drawJson();
   $("total").textContent = "";
   drawSliders();
   const shown = views.map((view, index) => drawView(view, state.answers[index], index === 0));
   if (!answer) {
-    $("count").textContent = state.file ? "…" : "No image yet";
+    $("count").textContent = state.running ? "…" : state.file ? "No answer" : "No image yet";
     return;
   }
   $("count").textContent = counted(shown[0]);
   $("total").textContent = `${answer.seen_ms.toFixed(0)} ms`;
   drawTimes(answer);
+}
+
+// The answers as the server gave them, once: the sliders change nothing of them, and masks are long.
+function drawJson() {
+  const told = state.answers.map(({ model, time_ms, images }) => ({ model, time_ms, images }));
+  $("json").textContent = told.length ? JSON.stringify(told.length > 1 ? told : told[0], null, 1) : "";
+  state.told = state.answers;
 }
 
 function counted(number) {
@@ -297,7 +328,10 @@ function drawView(view, answer, listed) {
     const paint = colour(found.label);
     const tag = element("span", { textContent: `${found.label} ${found.score.toFixed(2)}` });
     tag.style.background = paint;
-    const box = element("div", { className: y0 / height < 0.05 ? "box low" : "box" }, tag);
+    tag.style.color = ink(found.label);
+    const box = element("div", { className: "box" }, tag);
+    box.classList.toggle("low", y0 / height < 0.05);
+    box.classList.toggle("far", (x0 + x1) / 2 > 0.7 * width);
     box.style.borderColor = paint;
     place(box, x0, y0, x1, y1, width, height);
     view.boxes.append(box);
@@ -370,10 +404,11 @@ $("file").addEventListener("change", (event) => {
 $("other").addEventListener("click", () => $("file").click());
 for (const id of ["model", "beside"]) {
   $(id).addEventListener("change", () => {
-    state.answers = []; // boxes, times and JSON of the other model
-    draw();
+    state.answers = []; // boxes, times, JSON and classes of the other model
+    state.own.clear();
     showModel();
     detect();
+    draw();
   });
 }
 $("tile").addEventListener("change", detect);
@@ -403,7 +438,15 @@ $("threshold").addEventListener("input", () => {
   draw();
 });
 $("key").addEventListener("change", loadModels);
-$("copy").addEventListener("click", () => navigator.clipboard.writeText($("json").textContent));
+$("copy").addEventListener("click", async () => {
+  try {
+    await navigator.clipboard.writeText($("json").textContent);
+    $("copy").textContent = "Copied";
+    setTimeout(() => ($("copy").textContent = "Copy"), 1500);
+  } catch {
+    getSelection().selectAllChildren($("json")); // browsers give the clipboard only to pages over https or of localhost
+  }
+});
 for (const kind of ["dragover", "dragleave", "drop"]) {
   document.addEventListener(kind, (event) => {
     event.preventDefault();
