@@ -261,7 +261,7 @@ std::vector<std::int64_t> ids_named(const ModelSpec& spec, const std::string& wa
 
 ModelSpec read_spec(const Json& json) {
   const Fields fields(json, "spec");
-  fields.only({"schema", "family", "name", "input", "decode", "labels", "text", "task"});
+  fields.only({"schema", "family", "name", "input", "decode", "labels", "text", "task", "origin"});
   const Json& version = fields.at("schema");
   check(version.is_number_integer() && version == schema,
         "spec has schema " + Fields::shown(version) + "; this version of detrt reads " + std::to_string(schema) +
@@ -279,6 +279,8 @@ ModelSpec read_spec(const Json& json) {
   spec.input = read_input(fields.at("input"));
   spec.decode = read_decode(fields.at("decode"));
   spec.has_masks = fields.has("task") && fields.one_of("task", {"detection", "instance-segmentation"}) == 1;
+  if (fields.has("origin")) // whose numbers the model gives: told, and used by no runtime
+    fields.one_of("origin", {"transformers", "authors", "own"});
   check(spec.has_masks == (spec.decode.mask_stride > 0),
         "task does not fit decode.mask_stride " + std::to_string(spec.decode.mask_stride) +
             ": masks have a stride, and boxes alone none");

@@ -95,6 +95,7 @@ TEST_CASE("a wrong spec is refused with the name of its field") {
   const Row rows[] = {
       {"/schema", 2, "spec has schema 2; this version of detrt reads 1"},
       {"/family", "", "family must not be empty"},
+      {"/origin", "else", "must be one of transformers, authors, own"},
       {"/text/kind", nested(1000), "nested too deeply"},
       {"/labels/3", "x", "class id 3 does not fit a head with 3 classes"},
       {"/labels/x", "x", "class ids must be integers"},

@@ -56,6 +56,7 @@ ACTIVATIONS = ("sigmoid", "softmax")
 SELECTIONS = ("topk", "query")
 SUPPRESSIONS = ("none", "nms", "soft_nms")
 READING_ORDERS = ("none", "votes", "successors")
+TRANSFORMERS, AUTHORS, OWN = ORIGINS = ("transformers", "authors", "own")
 DETECTION, INSTANCE_SEGMENTATION = TASKS = ("detection", "instance-segmentation")
 # Fields that came after the first files of this schema, and what they are in these.
 _LATER_FIELDS = (
@@ -334,6 +335,8 @@ class ModelSpec:
 
     text: None for a model of fixed classes; `labels` is empty where there is a text part.
     task: "detection" or "instance-segmentation", boxes with masks.
+    origin: whose numbers the model gives where implementations differ: "transformers", the "authors" of its checkpoint file, or its
+    "own", of a graph by another exporter and of code in the checkpoint's folder.
     """
 
     family: str
@@ -343,9 +346,11 @@ class ModelSpec:
     name: str = ""
     text: TextSpec | None = None
     task: str = DETECTION
+    origin: str = TRANSFORMERS
 
     def __post_init__(self) -> None:
         check_one_of("task", self.task, TASKS, SpecError)
+        check_one_of("origin", self.origin, ORIGINS, SpecError)
         _check(
             self.has_masks == (self.decode.mask_stride > 0),
             f"task {self.task!r} does not fit decode.mask_stride {self.decode.mask_stride}: masks have a stride, and boxes alone none",
@@ -419,6 +424,8 @@ class ModelSpec:
                 del data[part][name]
         if not self.has_masks:
             del data["task"], data["decode"]["mask_stride"]
+        if self.origin == TRANSFORMERS:
+            del data["origin"]
         if self.text is None:
             del data["text"]
         else:

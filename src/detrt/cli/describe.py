@@ -126,6 +126,7 @@ def spec_facts(spec: ModelSpec) -> dict[str, Any]:
     return {
         "name": spec.name,
         "family": spec.family,
+        "origin": spec.origin,
         "size": f"{entry.height}x{entry.width}" + (" (symbolic)" if entry.dynamic else " (fixed)"),
         "resize": entry.resize + (f" {entry.shortest_edge}, at most {entry.longest_edge}" if entry.shortest_edge else ""),
         "preprocessing": preprocessing_words(entry),

@@ -13,7 +13,7 @@ from .. import files, graph
 from ..bundle import PROVENANCE_KEY, Provenance
 from ..data.preprocess import preprocessing_words
 from ..errors import SourceError, SpecError
-from ..spec import DecodeSpec, InputSpec, ModelSpec, parse_size
+from ..spec import OWN, DecodeSpec, InputSpec, ModelSpec, parse_size
 from .families import BY_NAME, IMAGENET_MEAN, IMAGENET_STD, Family, by_model_type
 from .labels import choose
 from .load_options import LoadOptions
@@ -180,7 +180,7 @@ class _ForeignReader:
             self._notes.append(f"scores: {activation} of the logits, best by {select}, as of {family.title}")
         if self._foreign.batch is not None:
             self._notes.append(f"the graph takes a batch of {self._foreign.batch} and no other")
-        spec = ModelSpec(family.name, given, decode, names, name=self._path.stem)
+        spec = ModelSpec(family.name, given, decode, names, name=self._path.stem, origin=OWN)
         return ForeignModel(self._path, self._foreign, spec, tuple(self._notes), self._stated)
 
     def _fact(self, find: Callable[[], _Fact], otherwise: _Fact) -> _Fact:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .. import files
 from ..bundle import MANIFEST, Provenance
 from ..errors import MissingPackageError, SourceError
+from ..spec import AUTHORS, OWN, TRANSFORMERS
 from . import adapters, trust
 from .checkpoints import timm
 from .checks import check_channels, check_finite
@@ -156,7 +157,8 @@ def load_folder(
     else:
         names = read_labels(labels, int(module.config.num_labels), labels_start) if labels else None
         spec = make_spec(row, module, entry, names)
-    spec = replace(spec, name=ref.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1])
+    origin = AUTHORS if published else OWN if "auto_map" in config else TRANSFORMERS
+    spec = replace(spec, name=ref.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1], origin=origin)
     provenance = Provenance(
         source=ref,
         checkpoint_sha256=weights_digest(folder),

@@ -12,6 +12,7 @@ from .. import files
 from ..bundle import Provenance
 from ..data.arguments import check_model
 from ..errors import SourceError
+from ..spec import AUTHORS
 from . import trust
 from .checks import check_channels, check_finite
 from .families import BY_NAME, first_example, formats
@@ -242,7 +243,7 @@ def load_checkpoint(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
     notes = (f"{path.name}: {report.line()}",)
-    return Source(module, replace(spec, name=path.stem), row, provenance, notes=notes, tokenizer=words)
+    return Source(module, replace(spec, name=path.stem, origin=AUTHORS), row, provenance, notes=notes, tokenizer=words)
 
 
 def _recognise(state: Mapping[str, Tensor], ref: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import isqrt
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoints.assumed import Assumed
 from ..checkpoints.key_map import LoadReport, Table
@@ -12,6 +12,9 @@ from .base import ATTENDS_BY_MASK, BY_ONNX, Family, Format, RandomModel
 from .deformable_detr import PROCESSOR
 from .detr import decoder_layer
 from .sizes import TINY_LW
+
+if TYPE_CHECKING:
+    from torch import nn
 
 # Decoder, its queries and the heads; RF-DETR has the same.
 DECODER = (
@@ -128,6 +131,13 @@ def _scales(shapes: Shapes) -> list[float]:
     return scales
 
 
+def finish(module: nn.Module) -> None:
+    """These weights are trained with the authors' selection of queries."""
+    from ..layers.lw_detr import take_authors_selection
+
+    take_authors_selection(module)
+
+
 FAMILIES = (
     Family(
         name="lw_detr",
@@ -164,7 +174,7 @@ FAMILIES = (
                 ),
             },
         },
-        formats=(Format("lw_detr", ("Atten4Vis LW-DETR",), recognise, settings, TABLE),),
+        formats=(Format("lw_detr", ("Atten4Vis LW-DETR",), recognise, settings, TABLE, finish=finish),),
         random=(
             RandomModel("lw_detr", {"projector_scale_factors": [1.0]}, TINY_LW),
             RandomModel("lw_detr-two-scales", {"projector_scale_factors": [2.0, 0.5]}, TINY_LW),

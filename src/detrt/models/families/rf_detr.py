@@ -141,10 +141,13 @@ def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport)
 
 
 def finish(module: nn.Module) -> None:
-    """The authors' projector norms have epsilon 1e-6; transformers 5.23 gives them the decoder's 1e-5.
+    """The authors' selection, and their epsilon 1e-6 of the projector's norms; transformers 5.23 gives them the decoder's 1e-5.
 
-    On random weights the difference reorders the selected queries.
+    On random weights either difference reorders the selected queries.
     """
+    from ..layers.lw_detr import take_authors_selection
+
+    take_authors_selection(module)
     inner: Any = module.model
     while not hasattr(inner, "backbone"):  # RF-DETR-Seg holds a detector
         inner = inner.model
