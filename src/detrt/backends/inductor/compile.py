@@ -37,6 +37,8 @@ def options_for(device: str, tune: str = "") -> dict[str, Any]:
         "comprehensive_padding": False,
         "reorder_for_peak_memory": False,
         "shape_padding": False,
+        # Kernels of the compiler start while the one before them ends (Hopper and newer).
+        "triton.enable_pdl": True,
     }
     if "max" in tune:
         options |= {"max_autotune": True}
