@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 # Images of a batch are decoded side by side up to so many pixels together, and one after the other beyond: eight
 # images of 50 million pixels would take 1.2 GB at once.
 PIXELS_AT_ONCE = 16_000_000
+WARM_BATCH = 16  # images: of the largest batch whose first run is made before the worker is ready, beside a full one
 ALIVE_S = 2.0  # seconds between two signs of life of a worker that opens its models
 Result = Answer | Refused
 _LEFT = Refused(504, "deadline", "nobody waits for this any more")
@@ -279,7 +280,8 @@ class Model:
         )
 
     def warm_up(self) -> None:
-        """Run once with one image and once with a full batch; the first runs are the slowest.
+        """Run once with one image and once with a full batch, on a GPU with every number of images up to `WARM_BATCH`: the first run of
+        each searches for kernels and records a CUDA graph, for seconds.
 
         Raises:
             SessionError: the model cannot run.
@@ -289,7 +291,9 @@ class Model:
             buffer = io.BytesIO()
             Image.fromarray(image).save(buffer, "JPEG")
             image = buffer.getvalue()
-        for count in sorted({1, self.facts.max_batch}):
+        most = self.facts.max_batch
+        counts = {1, most} if self.setup.device == "cpu" else {*range(1, min(most, WARM_BATCH) + 1), most}
+        for count in sorted(counts):
             begun = time.perf_counter()
             self.detector([image] * count, ["object"] * count if self.takes_prompt else None)
             self.facts = replace(self.facts, run_s=time.perf_counter() - begun)
