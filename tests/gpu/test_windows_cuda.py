@@ -1,4 +1,4 @@
-"""Fused epilogues and attention inside windows on an NVIDIA GPU: `pytest -m gpu tests/gpu/test_windows_cuda.py`."""
+"""Fused layers, attention, and attention inside windows on an NVIDIA GPU: `pytest -m gpu tests/gpu/test_windows_cuda.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 
-from detrt.backends.inductor.kernels import conv_relu, linear_relu, portable, window_attention
+from detrt.backends.inductor.kernels import (
+    attention,
+    conv_relu,
+    depthwise_conv,
+    linear_gelu,
+    linear_relu,
+    portable,
+    window_attention,
+)
 from detrt.models.layers.swin import shift_mask
 
 pytestmark = pytest.mark.gpu
@@ -56,3 +64,37 @@ def test_epilogues_equal_fp64(kind):
             found = conv_relu(*given, *shape)
             assert found.is_contiguous(memory_format=torch.channels_last)
             assert relative(found, want) < allowed, (size, added is not None)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize(
+    ("heads", "dim", "queries", "keys"), [(8, 32, 850, 850), (8, 32, 100, 850), (6, 64, 400, 400), (12, 16, 37, 37)]
+)
+def test_attention_equals_fp64(heads, dim, queries, keys, kind):
+    dtype, allowed = TYPES[kind]
+    generator = torch.Generator().manual_seed(0)
+    width = heads * dim
+    q, k = (torch.randn(2, n, 3 * width, generator=generator).to(dtype) for n in (queries, keys))
+    if queries == keys:
+        k = q
+    at = [0, width, 2 * width]
+    want = attention(q.double(), k.double(), k.double(), at, heads, dim, dim**-0.5)
+    given = [t.cuda() for t in (q, k, k)]
+    assert relative(attention(*given, at, heads, dim, dim**-0.5), want) < allowed
+    compiled = torch.compile(lambda *t: attention(*t, at, heads, dim, dim**-0.5) * 2, fullgraph=True)
+    assert relative(compiled(*given), 2 * want) < allowed
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_layers_equal_fp64(kind):
+    dtype, allowed = TYPES[kind]
+    generator = torch.Generator().manual_seed(0)
+    for channels, side, stride, relu in ((192, 5, 1, True), (100, 3, 2, False)):
+        shapes = ((2, channels, 41, 30), (side, side, channels), (channels,))
+        data, weight, bias = (torch.randn(*s, generator=generator).to(dtype) for s in shapes)
+        rest = (stride, [side // 2] * 2, relu)
+        want = depthwise_conv(data.double(), weight.double(), bias.double(), *rest)
+        assert relative(depthwise_conv(data.cuda(), weight.cuda(), bias.cuda(), *rest), want) < allowed
+    x, weight, bias = (torch.randn(*s, generator=generator).to(dtype) for s in ((3, 777, 96), (384, 96), (384,)))
+    want = linear_gelu(x.double(), weight.double(), bias.double())
+    assert relative(linear_gelu(x.cuda(), weight.cuda(), bias.cuda()), want) < allowed

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from detrt.backends.inductor import convolving
+from detrt.backends.inductor.attention import fuse_plain_attention
+from detrt.backends.inductor.convolving import fold_stem, fuse_depthwise, linear_patches, linear_pointwise
 from detrt.backends.inductor.folding import fold_constants, fold_fills
-from detrt.backends.inductor.fusing import fuse_epilogues, pad_heads
-from detrt.backends.inductor.kernels import conv_relu, linear_relu, portable, window_attention
+from detrt.backends.inductor.fusing import fuse_epilogues, fuse_gelu, pad_heads
+from detrt.backends.inductor.kernels import (
+    attention,
+    conv_relu,
+    depthwise_conv,
+    linear_gelu,
+    linear_relu,
+    portable,
+    window_attention,
+)
 from detrt.backends.inductor.passes import prepare, tune_for_gpu
 from detrt.backends.inductor.windows import fuse_windows
 from detrt.models.contract import ExportConfig, exported_spec
@@ -183,3 +200,176 @@ def test_the_window_op_checks_its_shapes():
             window_attention(*wrong)
     with pytest.raises(ValueError, match="divisor of 6 windows"):
         window_attention(qkv, bias, torch.randn(4, 16, 16), 2, 1.0)
+
+
+@pytest.fixture
+def any_type(monkeypatch):
+    """Passes that are for 16 bits, in FP64, where equal means equal."""
+    monkeypatch.setattr(convolving, "is_low", lambda node: True)
+
+
+def passed(rewrite, module, x):
+    """(how often the pass rewrote the graph, the largest difference to the module)."""
+    module, x = module.double(), x.double()
+    graph = graph_of(module, x)
+    count = rewrite(graph)
+    graph.recompile()
+    with torch.no_grad():
+        got, want = graph(x), module(x)
+    assert got.shape == want.shape
+    return count, float((got - want).abs().max())
+
+
+@pytest.mark.parametrize(
+    ("kernel", "padding", "size"),
+    [
+        (7, 3, (64, 96)),
+        (7, 3, (65, 97)),
+        (3, 1, (64, 67)),
+        (3, 0, (33, 34)),
+        (5, 2, (40, 41)),
+        (4, 1, (32, 36)),
+        ((3, 5), (1, 2), (30, 31)),
+    ],
+)
+def test_a_stem_over_blocks_is_the_same_convolution(any_type, kernel, padding, size):
+    count, difference = passed(fold_stem, torch.nn.Conv2d(3, 8, kernel, 2, padding), torch.randn(2, 3, *size))
+    assert count == 1 and difference < 1e-12
+
+
+@pytest.mark.parametrize(("patch", "size"), [(14, (56, 70)), (4, (33, 38)), ((8, 16), (32, 64))])
+def test_patches_are_one_matmul(any_type, patch, size):
+    count, difference = passed(linear_patches, torch.nn.Conv2d(3, 16, patch, patch), torch.randn(2, 3, *size))
+    assert count == 1 and difference < 1e-12
+
+
+def test_a_convolution_of_one_pixel_is_a_matmul(any_type):
+    assert passed(linear_pointwise, torch.nn.Conv2d(16, 24, 1), torch.randn(2, 16, 9, 7)) == (1, pytest.approx(0, abs=1e-12))
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(5, 1, 2), (3, 2, 1), ((3, 5), 1, (0, 2))])
+@pytest.mark.parametrize("relu", [True, False])
+def test_depthwise_convolutions_take_their_relu(any_type, kernel, stride, padding, relu):
+    layers = [torch.nn.Conv2d(8, 8, kernel, stride, padding, groups=8), torch.nn.ReLU() if relu else torch.nn.Tanh()]
+    count, difference = passed(fuse_depthwise, torch.nn.Sequential(*layers), torch.randn(2, 8, 9, 12))
+    assert count == 1 and difference < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("rewrite", "layer", "size"),
+    [
+        (fold_stem, torch.nn.Conv2d(4, 8, 3, 2, 1), (4, 16, 16)),  # not three channels
+        (fold_stem, torch.nn.Conv2d(3, 8, 3, 1, 1), (3, 16, 16)),
+        (fold_stem, torch.nn.Conv2d(3, 8, 3, 2, 1, dilation=2), (3, 16, 16)),
+        (linear_patches, torch.nn.Conv2d(3, 8, 4, 4, 1), (3, 16, 16)),  # patches with a margin
+        (linear_patches, torch.nn.Conv2d(3, 8, 5, 4), (3, 16, 16)),  # that overlap
+        (linear_pointwise, torch.nn.Conv2d(8, 8, 1, 2), (8, 16, 16)),
+        (linear_pointwise, torch.nn.Conv2d(8, 8, 1, groups=2), (8, 16, 16)),
+        (linear_pointwise, torch.nn.Conv2d(8, 8, 1, bias=False), (8, 16, 16)),
+        (fuse_depthwise, torch.nn.Conv2d(8, 8, 3, groups=4), (8, 16, 16)),
+        (fuse_depthwise, torch.nn.Conv2d(8, 16, 3, groups=8), (8, 16, 16)),
+        (fuse_depthwise, torch.nn.Conv2d(8, 8, 3, (1, 2), groups=8), (8, 16, 16)),
+    ],
+)
+def test_other_convolutions_stay(any_type, rewrite, layer, size):
+    assert passed(rewrite, layer, torch.randn(1, *size)) == (0, 0.0)
+
+
+def test_the_bias_of_a_shortcut_moves_into_the_sum():
+    module, x = Block().to(torch.bfloat16), torch.randn(1, 8, 9, 7, dtype=torch.bfloat16)
+    graph = graph_of(module, x)
+    fuse_epilogues(graph)
+    shortcut = next(node for node in graph.graph.nodes if node.target == torch.ops.aten.conv2d.default)
+    assert shortcut.args[2] is None
+
+
+class Attention(torch.nn.Module):
+    """As decoders have it: queries and keys of one tensor, values of another; or all of one."""
+
+    def __init__(self, heads: int, dim: int, merged: bool) -> None:
+        super().__init__()
+        self.heads, self.merged, width = heads, merged, heads * dim
+        self.qk, self.v = torch.nn.Linear(width, (3 if merged else 2) * width), torch.nn.Linear(width, width)
+
+    def forward(self, x):
+        split = self.qk(x).split(x.shape[-1], -1)
+        q, k = split[:2]
+        v = split[2] if self.merged else self.v(x * 2)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_attention_reads_what_its_matmul_wrote(merged):
+    module, x = Attention(4, 16, merged).to(torch.bfloat16), torch.randn(2, 30, 64, dtype=torch.bfloat16)
+    graph = graph_of(module, x)
+    assert fuse_plain_attention(graph) == 1
+    graph.recompile()
+    assert torch.ops.aten.scaled_dot_product_attention.default not in targets(graph)
+    node = next(node for node in graph.graph.nodes if node.target == attention)
+    assert node.args[3] == [0, 64, 128 if merged else 0] and node.args[0] is node.args[1], "no copies of the slices"
+    with torch.no_grad():
+        assert relative(graph(x), module.float()(x.float())) < 0.02
+
+
+def test_attention_with_a_mask_or_in_fp32_stays():
+    class Causal(torch.nn.Module):
+        def forward(self, q):
+            return torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+    q = torch.randn(1, 2, 8, 16, dtype=torch.float16)
+    assert fuse_plain_attention(graph_of(Causal(), q)) == 0
+    assert fuse_plain_attention(graph_of(Attention(2, 16, True), torch.randn(1, 8, 32))) == 0
+    huge = Attention(8, 64, True).to(torch.float16)
+    assert fuse_plain_attention(graph_of(huge, torch.randn(1, 2000, 512, dtype=torch.float16))) == 0, "cuDNN's is faster"
+
+
+def test_gelu_joins_wide_layers_of_few_inputs():
+    module, x = torch.nn.Sequential(torch.nn.Linear(96, 384), torch.nn.GELU()), torch.randn(1, 11000, 96)
+    module, x = module.to(torch.bfloat16), x.to(torch.bfloat16)
+    graph = graph_of(module, x)
+    assert fuse_gelu(graph) == 1
+    graph.recompile()
+    assert targets(graph) == [linear_gelu]
+    with torch.no_grad():
+        assert relative(graph(x), module(x)) < 0.01
+    assert fuse_gelu(graph_of(module, x[:, :100])) == 0
+    tanh = torch.nn.Sequential(torch.nn.Linear(96, 384), torch.nn.GELU("tanh")).to(torch.bfloat16)
+    assert fuse_gelu(graph_of(tanh, x)) == 0
+
+
+def test_the_ops_of_layers_check_their_shapes():
+    qkv = torch.randn(2, 10, 96)
+    checks = {"test_utils": ("test_schema", "test_faketensor")}
+    torch.library.opcheck(attention, (qkv, qkv, qkv, [0, 32, 64], 2, 16, 0.25), **checks)
+    for at, keys, says in (([0, 32, 80], qkv, "from column 80 on"), ([0, 0, 0], torch.randn(3, 10, 96), "same images")):
+        with pytest.raises(ValueError, match=says):
+            attention(qkv, keys, keys, at, 2, 16, 0.25)
+    torch.library.opcheck(
+        depthwise_conv, (torch.randn(1, 8, 9, 7), torch.randn(3, 5, 8), torch.randn(8), 2, [1, 2], True), **checks
+    )
+    torch.library.opcheck(linear_gelu, (torch.randn(2, 3, 8), torch.randn(5, 8), torch.randn(5)), **checks)
+
+
+@pytest.mark.parametrize("name", ["rt_detr_v2", "d_fine", "rf_detr"])
+def test_a_tuned_graph_takes_a_range_of_batches(name):
+    source = load_source(f"random:{name}/tiny")
+    spec = exported_spec(source, ExportConfig(height=64, width=64, mask=False) if source.spec.input.dynamic else ExportConfig())
+    captured = prepare(source, spec, (1, 4), Precision.BF16)
+    with torch.no_grad():
+        want = captured.graph(*captured.inputs)
+        tune_for_gpu(captured)
+        got = captured.graph(*captured.inputs)
+        program = captured.exported()
+        one = program.module()(*(t[:1] for t in captured.inputs))
+    assert all(t.shape[0] == 1 for t in one) and all(a.shape == b.shape for a, b in zip(want, got, strict=True))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_the_kernels_of_layers_under_the_interpreter():
+    script = Path(__file__).parents[2] / "support" / "interpret_layers.py"
+    done = subprocess.run(
+        [sys.executable, str(script)], env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip() == "equal"

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from .nodes import VIEWS, Constants, aten, is_pure, set_value, value_of
+from .nodes import VIEWS, Constants, aten, is_low, is_pure, set_value, value_of
 
 
 def fuse_attention(graph: fx.GraphModule, biased: bool = True) -> None:
@@ -225,6 +225,29 @@ def fuse_epilogues(graph: fx.GraphModule, linears: bool = True, convolutions: st
     return count
 
 
+def fuse_gelu(graph: fx.GraphModule) -> int:
+    """Replace linear layers with a GELU behind them by `detrt::linear_gelu`, where its kernel is faster; the number of replacements."""
+    from .kernels import linear_gelu, linear_gelu_is_faster
+
+    count = 0
+    for node in list(graph.graph.nodes):
+        if node.op != "call_function" or node.target != aten.gelu.default or node.kwargs.get("approximate", "none") != "none":
+            continue
+        source = node.args[0]
+        if not _is_linear(source):
+            continue
+        val, inputs = value_of(source), value_of(source.args[0]).shape[-1]
+        if not linear_gelu_is_faster(math.prod(val.shape[:-1]), val.shape[-1], inputs):
+            continue
+        with graph.graph.inserting_before(node):
+            fused = graph.graph.call_function(linear_gelu, tuple(source.args[:3]))
+        fused.meta["val"] = value_of(node)
+        node.replace_all_uses_with(fused)
+        count += 1
+    graph.graph.eliminate_dead_code()
+    return count
+
+
 def pad_heads(graph: fx.GraphModule) -> int:
     """Pad linear layers with an unaligned number of outputs, such as 91 classes, to a multiple of 8, and slice the result.
 
@@ -233,7 +256,7 @@ def pad_heads(graph: fx.GraphModule) -> int:
     constants = Constants(graph)
     count = 0
     for node in list(graph.graph.nodes):
-        if node.op != "call_function" or node.target != aten.linear.default or not _is_low(node):
+        if node.op != "call_function" or node.target != aten.linear.default or not is_low(node):
             continue
         val, weight = value_of(node), constants.get(node.args[1])
         bias = constants.get(node.args[2]) if len(node.args) > 2 else None
@@ -259,17 +282,12 @@ def pad_heads(graph: fx.GraphModule) -> int:
     return count
 
 
-def _is_low(node: Any) -> bool:
-    val = value_of(node)
-    return isinstance(val, Tensor) and val.dtype in (torch.float16, torch.bfloat16)
-
-
 def _is_linear(node: Any) -> bool:
     """A linear layer over several rows, with a bias, in a type that cuBLASLt has tensor cores for."""
     if not isinstance(node, fx.Node) or node.target != aten.linear.default or len(node.users) != 1:
         return False
     val = value_of(node)
-    if len(node.args) < 3 or node.args[2] is None or not _is_low(node):
+    if len(node.args) < 3 or node.args[2] is None or not is_low(node):
         return False
     rows = math.prod(val.shape[:-1])
     return isinstance(rows, int) and rows > 1
@@ -294,9 +312,22 @@ def _convolution(source: Any, relu: fx.Node, constants: Constants, which: str) -
     elif not _is_conv(source, constants, which):
         return None
     data, weight, bias, stride, padding, dilation, groups = _conv_args(conv)
+    if residual is not None:
+        bias = _with_bias_of(residual, bias, constants)
     if isinstance(data, fx.Node) and data.target == aten.constant_pad_nd.default:
         data = _channels_last(data)  # input of the first convolution: written once, in the layout that the convolution reads
     return (data, weight, bias, residual, stride, padding, dilation, groups)
+
+
+def _with_bias_of(residual: fx.Node, bias: fx.Node, constants: Constants) -> fx.Node:
+    """The sum of both biases, if the residual is a convolution that only this sum reads: cuDNN adds no bias without a ReLU."""
+    if residual.target != aten.conv2d.default or len(residual.users) != 1 or residual.kwargs or len(residual.args) < 3:
+        return bias
+    other, own = constants.get(residual.args[2]), constants.get(bias)
+    if other is None or own is None:
+        return bias
+    residual.args = (*residual.args[:2], None, *residual.args[3:])
+    return constants.add((own.float() + other.float()).to(own.dtype), residual, bias)
 
 
 def _channels_last(node: fx.Node) -> fx.Node:
@@ -313,7 +344,7 @@ def _conv_args(node: fx.Node) -> tuple[Any, ...]:
 
 
 def _is_conv(node: Any, constants: Constants, which: str) -> bool:
-    if not isinstance(node, fx.Node) or node.target != aten.conv2d.default or len(node.users) != 1 or not _is_low(node):
+    if not isinstance(node, fx.Node) or node.target != aten.conv2d.default or len(node.users) != 1 or not is_low(node):
         return False
     weight = constants.get(node.args[1])
     has_bias = len(node.args) > 2 and node.args[2] is not None

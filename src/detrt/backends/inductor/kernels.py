@@ -1,4 +1,4 @@
-"""PyTorch ops: linear layers and convolutions with fused epilogues, and window attention.
+"""PyTorch ops: linear layers and convolutions with fused epilogues, attention, and attention inside windows.
 
 cuBLASLt and cuDNN add the bias, the residual and the ReLU before they write, so that the result is written once. PyTorch's
 compiler does not use that: it writes the result of the matmul, reads it again, and writes it a second time.
@@ -6,10 +6,14 @@ compiler does not use that: it writes the result of the matmul, reads it again, 
 Window attention is attention inside windows with a relative position bias and the mask of shifted windows: Liu et al., "Swin
 Transformer", arXiv:2103.14030, section 3.2 and equation 4. One kernel reads the merged query, key and value as their matmul
 wrote them, and writes what the output matmul reads; the scores stay in registers. PyTorch's fused attention takes no mask that
-changes with the window, and needs three tensors.
+changes with the window, and needs three tensors. Attention without a bias reads them the same way: cuDNN's kernel for it, which PyTorch
+calls, takes twice as long for a few hundred tokens.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -113,17 +117,15 @@ def _run(qkv: Tensor, bias: Tensor, mask: Tensor | None, heads: int, scale: floa
     if kernel_supports(qkv, heads):
         from .windows_triton import launch_windows
 
-        traced = type(qkv) not in (Tensor, torch.nn.Parameter)
         contiguous = (qkv.contiguous(), bias.contiguous(), None if mask is None else mask.contiguous())
-        return launch_windows(*contiguous, heads, scale, torch.library.wrap_triton if traced else None)
+        return launch_windows(*contiguous, heads, scale, _launch(qkv))
     return portable(qkv, bias, mask, heads, scale)
 
 
 def kernel_supports(qkv: Tensor, heads: int) -> bool:
     """Whether the kernel supports these sizes and types."""
     dim = qkv.shape[2] // (3 * heads)
-    low = qkv.dtype in (torch.float16, torch.bfloat16)
-    return qkv.device.type == "cuda" and triton_available() and low and dim in (16, 32, 64) and qkv.shape[1] <= 256
+    return _has_kernel(qkv) and dim in (16, 32, 64) and qkv.shape[1] <= 256
 
 
 def portable(qkv: Tensor, bias: Tensor, mask: Tensor | None, heads: int, scale: float) -> Tensor:
@@ -158,3 +160,120 @@ def _fake(qkv: Tensor, bias: Tensor, mask: Tensor | None, heads: int, scale: flo
 _LIBRARY.impl("window_attention", _run, "CompositeExplicitAutograd")
 decompose_when_compiled(OP, _run, _LIBRARY)
 window_attention = torch.ops.detrt.window_attention.default
+
+ATTENTION = "detrt::attention"
+_LIBRARY.define("attention(Tensor q, Tensor k, Tensor v, int[] at, int heads, int dim, float scale) -> Tensor")
+ATTENTION_DIMS = (16, 32, 64)
+# Products of queries and keys of all images and heads: with more, PyTorch's attention takes as long on an H100.
+MAX_ATTENTION_PRODUCTS = 1 << 24
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, at: Sequence[int], heads: int, dim: int, scale: float) -> Tensor:
+    """softmax(q k^T * scale) v of every image and head.
+
+    q: (batch, queries, any width), k and v: (batch, keys, any width); the heads lie side by side from column `at[0]`, `at[1]` and `at[2]`
+    on. They may be one tensor. Returns (batch, queries, heads * dim).
+
+    Raises:
+        ValueError: inconsistent shapes.
+    """
+    _check_attention(q, k, v, at, heads, dim)
+    if _has_kernel(q) and dim in ATTENTION_DIMS:
+        from .attention_triton import launch_attention
+
+        return launch_attention(q.contiguous(), k.contiguous(), v.contiguous(), at, heads, dim, scale, launch=_launch(q))
+    end = heads * dim
+    split = [t[..., a : a + end].unflatten(2, (heads, dim)).transpose(1, 2) for t, a in zip((q, k, v), at, strict=True)]
+    weights = (split[0] @ split[1].transpose(-1, -2) * scale).softmax(-1).to(v.dtype)
+    return (weights @ split[2]).transpose(1, 2).flatten(2)
+
+
+def _check_attention(q: Tensor, k: Tensor, v: Tensor, at: Sequence[int], heads: int, dim: int) -> None:
+    for t, start in zip((q, k, v), at, strict=True):
+        if t.ndim != 3 or not 0 <= start <= t.shape[2] - heads * dim:
+            raise ValueError(
+                f"{ATTENTION}: expected (batch, tokens, width) with {heads} heads of {dim} from column {start} on; got {tuple(t.shape)}"
+            )
+    if k.shape[:2] != v.shape[:2] or q.shape[0] != k.shape[0]:
+        raise ValueError(f"{ATTENTION}: keys and values must be of the same images; got {tuple(k.shape)} and {tuple(v.shape)}")
+
+
+def _attention_fake(q: Tensor, k: Tensor, v: Tensor, at: Sequence[int], heads: int, dim: int, scale: float) -> Tensor:
+    _check_attention(q, k, v, at, heads, dim)
+    return q.new_empty(q.shape[0], q.shape[1], heads * dim)
+
+
+def attention_is_faster(batch: int, heads: int, queries: int, keys: int, dim: int) -> bool:
+    """Whether the kernel takes less time than PyTorch's, which clears a buffer first, as measured on an H100."""
+    return dim in ATTENTION_DIMS and batch * heads * queries * keys <= MAX_ATTENTION_PRODUCTS
+
+
+DEPTHWISE = "detrt::depthwise_conv"
+_LIBRARY.define("depthwise_conv(Tensor data, Tensor weight, Tensor bias, int stride, int[] padding, bool relu) -> Tensor")
+
+
+def _depthwise(data: Tensor, weight: Tensor, bias: Tensor, stride: int, padding: Sequence[int], relu: bool) -> Tensor:
+    """A convolution of each channel with its own kernel, the bias and ReLU; cuDNN runs two kernels for it, and PyTorch a third.
+
+    data: (batch, channels, height, width), read with channels last. weight: (rows, columns, channels). bias: (channels,). padding: (rows,
+    columns), on both sides. The result has channels last in memory.
+    """
+    if _has_kernel(data):
+        from .layers_triton import launch_depthwise
+
+        rows = data.permute(0, 2, 3, 1).contiguous()
+        return launch_depthwise(rows, weight, bias, stride, padding, relu, launch=_launch(data)).permute(0, 3, 1, 2)
+    kernel = weight.permute(2, 0, 1)[:, None]
+    out = torch.conv2d(data, kernel, bias, [stride, stride], list(padding), [1, 1], weight.shape[2])
+    return (out.relu() if relu else out).contiguous(memory_format=torch.channels_last)
+
+
+def _depthwise_fake(data: Tensor, weight: Tensor, bias: Tensor, stride: int, padding: Sequence[int], relu: bool) -> Tensor:
+    batch, channels, *sides = data.shape
+    out = [(side + 2 * pad - size) // stride + 1 for side, pad, size in zip(sides, padding, weight.shape[:2], strict=True)]
+    return data.new_empty(batch, *out, channels).permute(0, 3, 1, 2)
+
+
+LINEAR_GELU = "detrt::linear_gelu"
+_LIBRARY.define("linear_gelu(Tensor data, Tensor weight, Tensor bias) -> Tensor")
+
+
+def _linear_gelu(data: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """gelu(data @ weight.T + bias), with the error function: (..., in), (out, in), (out,) -> (..., out)."""
+    if _has_kernel(data):
+        from .layers_triton import launch_linear_gelu
+
+        rows = data.reshape(-1, data.shape[-1]).contiguous()
+        out = launch_linear_gelu(rows, weight.contiguous(), bias, launch=_launch(data))
+        return out.view(*data.shape[:-1], weight.shape[0])
+    return torch.nn.functional.gelu(torch.nn.functional.linear(data, weight, bias))
+
+
+def linear_gelu_is_faster(rows: int, outputs: int, inputs: int) -> bool:
+    """Whether the kernel takes less time than cuBLAS with an elementwise kernel behind it, as measured on an H100.
+
+    It saves writing and reading the result, which is what takes the time of layers with few inputs, such as Swin's first ones.
+    """
+    return inputs <= 192 and rows * outputs >= 1 << 22
+
+
+def _has_kernel(tensor: Tensor) -> bool:
+    return tensor.device.type == "cuda" and triton_available() and tensor.dtype in (torch.float16, torch.bfloat16)
+
+
+def _launch(tensor: Tensor) -> Any:
+    """The wrapper of a Triton kernel for PyTorch's compiler, if it traces this tensor."""
+    return torch.library.wrap_triton if type(tensor) not in (Tensor, torch.nn.Parameter) else None
+
+
+for _name, _kernel, _shapes in (
+    (ATTENTION, _attention, _attention_fake),
+    (DEPTHWISE, _depthwise, _depthwise_fake),
+    (LINEAR_GELU, _linear_gelu, _linear_relu_fake),
+):
+    torch.library.register_fake(_name, _shapes, lib=_LIBRARY)
+    _LIBRARY.impl(_name.removeprefix("detrt::"), _kernel, "CompositeExplicitAutograd")
+    decompose_when_compiled(_name, _kernel, _LIBRARY)
+attention = torch.ops.detrt.attention.default
+depthwise_conv = torch.ops.detrt.depthwise_conv.default
+linear_gelu = torch.ops.detrt.linear_gelu.default

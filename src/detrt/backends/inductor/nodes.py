@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,21 @@ from ...models.ops.msda import ms_deform_attn
 aten = torch.ops.aten
 MSDA = ms_deform_attn.default
 VIEWS = (aten.expand.default, aten.view.default, aten.unsqueeze.default, aten.reshape.default, aten.slice.Tensor)
+
+CASTS = (aten.to.dtype, aten._to_copy.default)
+# What keeps the memory of its input, in part or whole.
+_ALIASES = (
+    *VIEWS,
+    aten._unsafe_view.default,
+    aten.permute.default,
+    aten.transpose.int,
+    aten.unbind.int,
+    aten.select.int,
+    aten.split_with_sizes.default,
+    aten.split.Tensor,
+    aten.chunk.default,
+    operator.getitem,
+)
 
 
 def value_of(node: Any) -> Any:
@@ -97,11 +113,47 @@ def fake_like(tensor: Tensor, node: fx.Node) -> Any:
     return tensor.to("meta")
 
 
+def columns_of(node: Any, batch: Any, heads: int, tokens: int, dim: int) -> tuple[fx.Node, int] | None:
+    """(a tensor of (batch, tokens, width), the column from which its heads are those of `node`), past views and casts.
+
+    node: (batch, heads, tokens, dim). The tensor is the first of the chain, which is no view of another. None: the heads of a token do
+    not lie side by side in one.
+    """
+    chain: list[fx.Node] = []
+    found = None
+    while isinstance(node, fx.Node) and (node.target in _ALIASES or node.target in CASTS):
+        chain.append(node)
+        node = node.args[0]
+        val = value_of(node)
+        if not isinstance(val, Tensor) or val.ndim != 3 or tuple(val.shape[:2]) != (batch, tokens):
+            continue
+        width = val.shape[2]
+        if not isinstance(width, int) or width < heads * dim:
+            continue
+        # Strides and offset identify the slice: views keep the memory.
+        base = torch.empty([s if isinstance(s, int) else 2 for s in val.shape], device="meta")
+        view: Any = base
+        for step in reversed(chain):
+            if step.target not in CASTS:
+                args, kwargs = fx.map_arg((step.args, step.kwargs), lambda n: view)  # noqa: B023
+                view = step.target(*args, **kwargs)  # type: ignore[operator]
+        same = view is base or view._base is base
+        if same and view.shape[1:] == (heads, tokens, dim) and view.stride() == (tokens * width, dim, width, 1):
+            found = node, view.storage_offset()
+    return found
+
+
 def uniform(node: Any) -> Any:
     """The value of a tensor created by `full`, or None."""
     if isinstance(node, fx.Node) and node.target == aten.full.default:
         return node.args[1]
     return None
+
+
+def is_low(node: Any) -> bool:
+    """Whether the value of a node has a type of 16 bits."""
+    val = value_of(node)
+    return isinstance(val, Tensor) and val.dtype in (torch.float16, torch.bfloat16)
 
 
 def is_pure(target: torch._ops.OpOverload) -> bool:

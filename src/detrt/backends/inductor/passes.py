@@ -8,7 +8,9 @@ from torch import Tensor, fx
 from ...models.ops.msda import sample_level
 from ...models.source import Source
 from ...spec import ModelSpec, Precision
+from .attention import fuse_plain_attention
 from .capture import CapturedGraph, Range, capture, capture_text
+from .convolving import fold_stem, fuse_depthwise, linear_patches, linear_pointwise
 from .folding import (
     drop_checks,
     drop_neutral,
@@ -23,6 +25,7 @@ from .fusing import (
     eliminate_common_subexpressions,
     fuse_attention,
     fuse_epilogues,
+    fuse_gelu,
     fuse_top_k,
     merge_linears,
     pad_heads,
@@ -147,9 +150,15 @@ def _use_kernels(source: Source) -> None:
 def tune_for_gpu(captured: CapturedGraph, linears: bool = True, convolutions: str = "all") -> None:
     """Layouts and paddings for tensor cores, and fused epilogues; run after the types are chosen."""
     fuse_windows(captured.graph)
+    fuse_plain_attention(captured.graph)
+    linear_patches(captured.graph)
+    fold_stem(captured.graph)
     pad_stem(captured.graph, 4)
     channels_last(captured)
     fuse_epilogues(captured.graph, linears, convolutions)
+    fuse_depthwise(captured.graph)
+    fuse_gelu(captured.graph)
+    linear_pointwise(captured.graph)
     pad_heads(captured.graph)
     fuse_top_k(captured.graph)
     finish(captured.graph)

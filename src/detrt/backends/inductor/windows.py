@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from .nodes import Constants, aten, fake_like, value_of
+from .nodes import CASTS, Constants, aten, columns_of, fake_like, value_of
 
 MAX_WINDOW_TOKENS, DIMS = 256, (16, 32, 64)
-_CASTS = (aten.to.dtype, aten._to_copy.default)
-_VIEWS = (
-    aten.view.default,
-    aten.reshape.default,
-    aten._unsafe_view.default,
-    aten.permute.default,
-    aten.transpose.int,
-    aten.unbind.int,
-    aten.select.int,
-    aten.split_with_sizes.default,
-    aten.unsqueeze.default,
-    operator.getitem,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +52,7 @@ def fuse_windows(graph: fx.GraphModule) -> int:
         reshaped.meta["val"] = fake_like(torch.empty((windows, tokens, heads, dim), dtype=val.dtype, device="meta"), node)
         out.meta["val"] = fake_like(torch.empty((windows, tokens, heads * dim), dtype=val.dtype, device="meta"), node)
         node.replace_all_uses_with(transposed)
+        graph.graph.erase_node(node)  # the tracer's rule keeps it: attention may drop out at random
         count += 1
     graph.graph.eliminate_dead_code()
     return count
@@ -73,7 +60,7 @@ def fuse_windows(graph: fx.GraphModule) -> int:
 
 def _skip_casts(node: Any) -> Any:
     """The node before any casts."""
-    while isinstance(node, fx.Node) and node.target in _CASTS:
+    while isinstance(node, fx.Node) and node.target in CASTS:
         node = node.args[0]
     return node
 
@@ -141,29 +128,12 @@ def _match_unfused(node: fx.Node) -> _Match | None:
 
 def _one_source(match: _Match, heads: int, tokens: int, dim: int) -> fx.Node | None:
     """The matmul that query, key and value are slices of, in that order; None if they are not."""
-    sources = []
-    for slot, node in enumerate((match.q, match.k, match.v)):
-        chain: list[fx.Node] = []
-        while isinstance(node, fx.Node) and (node.target in _VIEWS or node.target in _CASTS):
-            chain.append(node)
-            node = node.args[0]
-        val = value_of(node)
-        if not isinstance(val, Tensor) or val.ndim != 3 or tuple(val.shape[1:]) != (tokens, 3 * heads * dim):
-            return None
-        # Strides and offset identify the slice: views keep the memory.
-        base = torch.empty(val.shape, device="meta")
-        view: Any = base
-        for step in reversed(chain):
-            if step.target not in _CASTS:
-                args, kwargs = fx.map_arg((step.args, step.kwargs), lambda n: view)  # noqa: B023
-                view = step.target(*args, **kwargs)  # type: ignore[operator]
-        expected = (tokens * 3 * heads * dim, dim, 3 * heads * dim, 1)
-        if view._base is not base or view.stride() != expected or view.storage_offset() != slot * heads * dim:
-            return None
-        if tuple(view.shape) != (val.shape[0], heads, tokens, dim):
-            return None
-        sources.append(node)
-    return sources[0] if len(set(sources)) == 1 else None
+    width = heads * dim
+    found = [columns_of(node, value_of(match.q).shape[0], heads, tokens, dim) for node in (match.q, match.k, match.v)]
+    if None in found or [at for _, at in found] != [0, width, 2 * width]:  # type: ignore[misc]
+        return None
+    (source, _), *others = found  # type: ignore[misc]
+    return source if all(other is source for other, _ in others) and value_of(source).shape[2] == 3 * width else None  # type: ignore[misc]
 
 
 def _bias_and_mask(
