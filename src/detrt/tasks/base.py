@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,7 +16,7 @@ SizeHW = tuple[int, int]
 Window = tuple[int, int, int, int]  # y0, x0, y1, x1 in pixels of an image
 
 
-class Task:
+class Task(ABC):
     """A task beside detection. Here values are an array with a row for each detection.
 
     Attributes:
@@ -44,14 +45,15 @@ class Task:
     overlaps: ClassVar[bool] = False
     nvinfer: ClassVar[bool] = False
 
+    @abstractmethod
     def outputs(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         """Outputs of the graph -> sides of each behind the batch, without those of `map_sides`; none of a model without the task."""
-        raise NotImplementedError
 
     def map_sides(self, spec: ModelSpec, size_hw: Sequence[int | str]) -> tuple[int | str, ...]:
         """Last sides of its outputs that follow from those of the input."""
         return ()
 
+    @abstractmethod
     def decode(
         self, outputs: Mapping[str, NDArray], queries: NDArray[np.int64], size_hw: SizeHW, covered_hw: tuple[float, float] | None
     ) -> Any:
@@ -60,7 +62,6 @@ class Task:
         outputs: their rows, or where `pairwise` holds those of all queries. queries: of each detection. covered_hw: the part of a map
         that the image covers, in values; None for all.
         """
-        raise NotImplementedError
 
     def check(self, values: Any, count: int, size_hw: SizeHW) -> None:
         """Raise ValueError for other values than those of `count` detections of an image of that size."""

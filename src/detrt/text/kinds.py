@@ -5,6 +5,7 @@ No other code asks which kind it is. `TextSpec.prompt_kind` is the object of a m
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -173,7 +174,7 @@ class PromptEncoder(Protocol):
         """One output of the text encoder for each of some rows, by their bytes. names: they are names of classes."""
 
 
-class PromptKind:
+class PromptKind(ABC):
     """A kind of prompt.
 
     Attributes:
@@ -205,9 +206,9 @@ class PromptKind:
     pads: ClassVar[bool] = True
     native: ClassVar[bool] = False
 
+    @abstractmethod
     def inputs(self, spec: ModelSpec) -> list[str]:
         """Names of the text inputs of the detector, in the order of its graph."""
-        raise NotImplementedError
 
     def logit_axes(self, queries: int) -> tuple[Axes, Axes]:
         """(axes of boxes, axes of logits behind these)."""
@@ -217,13 +218,13 @@ class PromptKind:
         """Phrases or names of one run; None: as many as its tokens allow."""
         return spec.decode.num_classes
 
+    @abstractmethod
     def describe(self, spec: ModelSpec) -> str:
         """What a prompt may be, in words."""
-        raise NotImplementedError
 
+    @abstractmethod
     def lengths(self, spec: ModelSpec, *, one_phrase: bool = False) -> dict[str, Triple]:
         """Axis of the prompt -> (min, opt, max) that an engine is built for. one_phrase: with `own_queries`, one at a time."""
-        raise NotImplementedError
 
     def fixed_lengths(self, text: TextSpec, most: int, wanted: int | None, usual: int) -> tuple[int, int]:
         """(tokens, phrases or names) of a graph that takes one length; the second is 0 where only tokens count.
@@ -243,17 +244,17 @@ class PromptKind:
         names, unknown = _names(tokenizer, prompt, limit)
         return _in_chunks(prompt, names, np.zeros(0, np.int64), unknown, most)
 
+    @abstractmethod
     def feeds(self, spec: ModelSpec, chunks: Sequence[Any], encoder: PromptEncoder) -> Feeds:
         """Text inputs of the detector for a batch, one chunk of this kind for each image; may hold more than its graph takes."""
-        raise NotImplementedError
 
     def example_row(self, rng: np.random.Generator, words: list[int], length: int, text: TextSpec, size: int) -> list[int]:
         """Token ids of a random prompt, at most `length`. words: ids to choose from; size: of the vocabulary."""
         return [size - 2, *words[: length - 2], size - 1]  # between the first and the last id of a CLIP vocabulary
 
+    @abstractmethod
     def example_feeds(self, spec: ModelSpec, ids: Rows, encode: Encode, draw: Draw) -> Feeds:
         """Text inputs of the detector for random prompts, one for each image. draw: gives that many more rows of names."""
-        raise NotImplementedError
 
 
 class TokenPrompts(PromptKind):
