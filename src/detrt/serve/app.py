@@ -46,7 +46,6 @@ def create_app(config: ServeConfig, pool: Pool, metrics: Metrics) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         pool.start()
-        await readers.start()
         yield
         await pool.close()
         await readers.close()

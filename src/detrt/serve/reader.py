@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,9 @@ log = logging.getLogger("detrt.serve")
 # Bytes that the front process parses by itself, in a few milliseconds whatever they are. A reader costs a millisecond.
 SMALL = 64 * 1024
 _START_S = 60.0  # a process that cannot read by then is stuck
-_READERS = 2  # at most: one that is busy with a very large body leaves another, which is started when it is needed first
+_READERS = (
+    2  # at most: one that is busy with a very large body leaves another. Each takes 58 MiB, and starts when it is needed first
+)
 # Memory of a reader beyond that of its start, and more for each byte of the largest body: a number in JSON has up to 8 times
 # its size as a Python object.
 _FREE_MEMORY, _MEMORY_FACTOR = 2**30, 24
@@ -123,11 +125,6 @@ class Readers:
         self._waiting: dict[LoopWorker, asyncio.Future[Any]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._wanting = 0  # bodies for which no process is free
-
-    async def start(self) -> None:
-        """Start a process, so that the first request need not wait for one; what cannot be started is tried again later."""
-        with contextlib.suppress(OSError):
-            await self._fill()
 
     async def read(self, asked: Reading[Read]) -> Read:
         """What the body says; within the time limit of a request.
@@ -229,9 +226,9 @@ class Readers:
         if reader in self._starting:
             self._starting.discard(reader)
             self._idle.put_nowait(None)
-        else:  # now, and not with the next body
-            self._spawn(self.start())
-        self._spawn(self._bury(reader, doing))
+        task = asyncio.get_running_loop().create_task(self._bury(reader, doing))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _bury(self, reader: LoopWorker, doing: str) -> None:
         """Wait for the end of a process whose socket is closed, and say what it did."""
@@ -239,11 +236,6 @@ class Readers:
         await asyncio.to_thread(reader.stop)
         # One that was killed at a deadline, or with its client, has nothing to read any more.
         log.warning("a process for the bodies of requests is gone (exit code %s) while it %s", code, doing)
-
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 if __name__ == "__main__":
