@@ -19,7 +19,7 @@ from detrt.backends.tensorrt import EngineConfig, build_engine
 from detrt.errors import GraphError
 from detrt.export.symbolic import ms_deform_attn
 from detrt.graph.lower_msda import BY_LEVEL, lower_msda
-from detrt.graph.raise_msda import gather_by_level, raise_msda
+from detrt.graph.raise_msda import gather_by_level, raise_msda, sample_grids
 from detrt.spec import DecodeSpec, InputSpec, ModelSpec
 
 TOLERANCE = 1e-4
@@ -312,6 +312,19 @@ def test_gathers_become_a_node_again(case, constant, folded):
     assert not [node for node in model.graph.node if node.op_type in ("Floor", "Min", "Equal")], "the gathers are still there"
     feeds = inputs_of(case, seed=5)
     lower_msda(model, "gridsample")
+    np.testing.assert_allclose(run_graph(model, feeds), expected_of(case, feeds), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(("dim", "expected"), [(8, 1), (16, 1), (17, 0), (32, 0)])
+def test_narrow_heads_are_sampled_by_grids_on_a_cpu(dim, expected):
+    case = Case(((8, 6), (4, 3)), (4, 2), dim=dim)
+    model = graph_of(case, constant=False)
+    lower_msda(model, "gather")
+    before = model.SerializeToString()
+    assert sample_grids(model) == expected
+    kinds = [node.op_type for node in model.graph.node]
+    assert kinds.count("GridSample") == 2 * expected and (model.SerializeToString() == before) == (not expected)
+    feeds = inputs_of(case, seed=6)
     np.testing.assert_allclose(run_graph(model, feeds), expected_of(case, feeds), atol=TOLERANCE)
 
 

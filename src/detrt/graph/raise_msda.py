@@ -18,6 +18,7 @@ from .nodes import GraphBuilder, import_domain, replace_nodes
 from .view import GraphView, attribute, inferred
 
 CORNERS = 4
+NARROW = 16  # columns of a head, up to which both runtimes are faster with GridSample
 PADDING = 8  # columns: tensor cores take inner sides that are multiples of it
 
 
@@ -31,6 +32,14 @@ def gather_by_level(model: onnx.ModelProto) -> int:
         return 0
     _mask_in_product(model)
     return lower_msda(model, BY_LEVEL) and count
+
+
+def sample_grids(model: onnx.ModelProto) -> int:
+    """Write deformable attention with narrow heads as "gridsample" instead of "gather", in place, for a CPU; returns how many.
+
+    GridSample of ONNX Runtime and OpenVINO reads a value of each column by itself, gathers read a row (docs/results/cpu.md).
+    """
+    return raise_msda(model, NARROW) and lower_msda(model, "gridsample")
 
 
 def _mask_in_product(model: onnx.ModelProto) -> None:
@@ -89,9 +98,10 @@ def _one_product(view: GraphView, node: onnx.NodeProto, columns: set[str]) -> Gr
     return b
 
 
-def raise_msda(model: onnx.ModelProto) -> int:
+def raise_msda(model: onnx.ModelProto, widest: int | None = None) -> int:
     """Replace what `lower_msda` writes as "gather" by MSDeformAttn nodes, in place; returns how many.
 
+    widest: largest number of columns of a head; None: any.
     Discrete sampling, and attention in which another tool has changed the arithmetic, stay as they are.
     """
     view = GraphView(model)
@@ -102,7 +112,8 @@ def raise_msda(model: onnx.ModelProto) -> int:
         if len(readers) != 1 or readers[0].op_type != "Reshape":
             continue
         corners = [name for name in _addends(view, total, sums) if name in terms]
-        if (builder := _attention(view, corners, readers[0])) is not None:
+        builder = _attention(view, corners, readers[0])
+        if builder is not None and (widest is None or attribute(builder.nodes[-1], "head_dim") <= widest):
             found[readers[0].output[0]] = builder
     if not found:
         return 0

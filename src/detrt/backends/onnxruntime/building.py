@@ -53,14 +53,15 @@ def _fuse_attention(work: Work) -> None:
         return
     from ... import graph
     from ...graph.fuse_attention import fuse_attention, save_beside
+    from ...graph.raise_msda import sample_grids
     from ...graph.split_resize import split_resize
     from .fused import fused_difference
 
     start = time.perf_counter()
     work.say("attention", None, "fusing")
     model = graph.load(work.graphs / MODEL)
-    count = fuse_attention(model)
-    if not count + split_resize(model):
+    count, sampled = fuse_attention(model), sample_grids(model)
+    if not count + sampled + split_resize(model):
         return
     save_beside(model, work.folder / FUSED, work.folder / MODEL)
     try:
@@ -75,7 +76,12 @@ def _fuse_attention(work: Work) -> None:
         return
     work.add(FUSED, "onnx-fused")
     size = (work.folder / FUSED).stat().st_size
-    work.done("attention", start, size, f"{count} fused for ONNX Runtime, {error:.1e} from {MODEL}")
+    work.done(
+        "attention",
+        start,
+        size,
+        f"{count} fused for ONNX Runtime{f', {sampled} with GridSample' * (sampled > 0)}, {error:.1e} from {MODEL}",
+    )
 
 
 def _try_device(path: Path, spec: ModelSpec, device: str) -> Stage:

@@ -17,6 +17,7 @@ from ... import files, graph
 from ...bundle import EngineFacts
 from ...errors import EngineError
 from ...graph.emulate_low_precision import needs_emulation
+from ...graph.raise_msda import sample_grids
 from ...graph.unsigned import drop_result_pairs, unsigned_activations
 from ...graph.view import GraphView, graph_precision
 from ...spec import ModelSpec, Precision
@@ -82,8 +83,8 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
 
 
 def _readable(model: Any, source: Path, target: Path) -> Path:
-    """The ONNX file as OpenVINO needs it: itself, or one beside the target with another form of INT8."""
-    if not drop_result_pairs(model) + unsigned_activations(model):
+    """The ONNX file as OpenVINO needs it: itself, or one beside the target with another form of INT8 or of deformable attention."""
+    if not drop_result_pairs(model) + unsigned_activations(model) + sample_grids(model):
         return source
     graph.save(model, target.with_suffix(".onnx"))
     return target.with_suffix(".onnx")
