@@ -66,7 +66,7 @@ def _pair(state: State, layer: str, rank: int) -> State:
         (LINEAR, 4, {"rank_pattern": {"q_proj": 4}}, 6 / 4),
         (LINEAR, 4, {"rank_pattern": {"q_proj": 4}, "alpha_pattern": {"k_proj": 1, "self_attn.q_proj": 12}}, 12 / 4),
         (LINEAR, 3, {"use_rslora": True, "alpha_pattern": {r".*layers\.0\..*q_proj": 9}}, 9 / math.sqrt(3)),
-        (LINEAR, 2, {"fan_in_fan_out": True}, 3.0),
+        (LINEAR, 2, {"fan_in_fan_out": True}, 3.0),  # PEFT sets it to false for linear layers, with a warning
     ],
 )
 def test_the_product_of_an_adapter_is_added(
@@ -76,21 +76,40 @@ def test_the_product_of_an_adapter_is_added(
     source = load_source(_write(tmp_path, base, pair, {**SETTINGS, **settings}))
     a, b = pair.values()
     change = torch.einsum("or,ri...->oi...", b.flatten(1).double(), a.double())
-    weight = base[1][f"{layer}.weight"].double() + scale * (change.T if "fan_in_fan_out" in settings else change)
+    weight = base[1][f"{layer}.weight"].double() + scale * change
     assert torch.allclose(source.module.state_dict()[f"{layer}.weight"].double(), weight, rtol=1e-6, atol=1e-6)
     assert source.notes[0].startswith("LoRA of 1 layers merged")
     others = {key: value for key, value in source.module.state_dict().items() if key in base[1] and key != f"{layer}.weight"}
     assert all(torch.equal(value, base[1][key]) for key, value in others.items())
 
 
-def test_an_adapter_names_layers_as_the_module_and_the_file_as_its_writer(tmp_path: Path, base: Any) -> None:
+@pytest.mark.parametrize(
+    ("patterns", "scale"),
+    [
+        ({}, 3),
+        ({"mlp.fc1": 32}, 16),
+        ({r"decoder\.layers\.\d+\.mlp\.fc1": 5}, 2.5),
+        ({r"^model.decoder.layers.0.mlp.fc1": 8}, 4),
+        ({"layers.0.fc1": 32}, 3),  # the file's name, which is none of the module
+    ],
+    ids=str,
+)
+def test_an_adapter_names_layers_as_the_module_and_the_file_as_its_writer(
+    tmp_path: Path, base: Any, patterns: dict, scale: float
+) -> None:
     """transformers stores `layers.0.fc1` of its module's `layers.0.mlp.fc1`, and PEFT takes the module's name. The sum is that of PEFT."""
     stored, name = "model.decoder.layers.0.fc1", "model.decoder.layers.0.mlp.fc1"
     assert f"{stored}.weight" in base[1]
     pair = {key.replace(stored, name): value for key, value in _pair(base[1], stored, 2).items()}
-    source = load_source(_write(tmp_path, base, pair, SETTINGS))
+    source = load_source(_write(tmp_path, base, pair, {**SETTINGS, "alpha_pattern": patterns}))
     a, b = pair.values()
-    assert torch.allclose(source.module.state_dict()[f"{name}.weight"], base[1][f"{stored}.weight"] + 3 * b @ a, atol=1e-5)
+    assert torch.allclose(source.module.state_dict()[f"{name}.weight"], base[1][f"{stored}.weight"] + scale * b @ a, atol=1e-5)
+
+
+def test_the_base_of_an_adapter_is_told(tmp_path: Path, base: Any) -> None:
+    settings = {**SETTINGS, "base_model_name_or_path": "facebook/detr-resnet-101"}
+    source = load_source(_write(tmp_path, base, _pair(base[1], LINEAR, 2), settings))
+    assert "trained on 'facebook/detr-resnet-101'" in source.notes[0]
 
 
 def test_whole_modules_of_an_adapter_replace_those_of_the_base(tmp_path: Path, base: Any) -> None:
@@ -120,6 +139,14 @@ REFUSED: dict[str, tuple[Callable[[State], tuple], str]] = {
     "IA3": (_with(peft_type="IA3"), "IA3"),
     "PiSSA": (_with(init_lora_weights="pissa_niter_4"), "pissa_niter_4"),
     "parameters": (_with(target_parameters=["x"]), "target_parameters"),
+    "KaSA": (_with(kasa_config={"beta": 1e-4}), "kasa_config"),
+    "KaSA, an older file": (
+        lambda s: (None, SETTINGS, {**s, **_pair(s, LINEAR, 2), f"base_model.model.{LINEAR}.lora_diag.default": torch.ones(2)}),
+        "lora_diag",
+    ),
+    "MonteCLoRA": (_with(monteclora_config={"num_samples": 8}), "monteclora_config"),
+    "Arrow": (_with(arrow_config={"top_k": 3}), "arrow_config"),
+    "rank-stabilised by text": (_with(use_rslora="false"), "use_rslora 'false'"),
     "repeated layers": (_with(layer_replication=[[0, 1]]), "layer_replication"),
     "no alpha": (_with(lora_alpha=None), "lora_alpha"),
     "alpha of text": (_with(lora_alpha="16"), "the alpha '16' of 'lora_alpha'"),

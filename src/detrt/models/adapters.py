@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
-from ..errors import SourceError
+from ..errors import SourceError, one_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +35,9 @@ _OTHER = {
     "alora_invocation_tokens": (None, []),
     "use_qalora": (False, None),
     "use_bdlora": (False, None),
+    "kasa_config": (None,),
+    "monteclora_config": (None,),
+    "arrow_config": (None,),
     "megatron_config": (None,),
 }
 # Of PEFT, these also change the weights of the base; a file of weights beside the adapter does not have that change.
@@ -97,12 +100,14 @@ def merged(
     if inside:
         given = {key: tensor for key, tensor in base.items() if _PART.match(key) or _COPY.match(key)}
         base = {re.sub(r"\.(base_layer|original_module)\.", ".", key): tensor for key, tensor in base.items() if key not in given}
-    if any(_target(key) not in base for key in given):
-        names = stored(base)
-        given = {_as_stored(key, names): tensor for key, tensor in given.items()}
-    count = _merge(base, given, config, ref)
+        if left := next((key for key in base if is_unmerged(key)), None):
+            raise SourceError(f"'{ref}' has '{left}' among its weights, a part of an adapter that is not merged. {_BY_PEFT}")
+    names = stored(base) if any(_target(key) not in base for key in given) else {}
+    count = _merge(base, given, names, config, ref)
     name = outside.name if outside is not None else "an adapter inside the weights"
-    return base, f"LoRA of {count} layers merged ({name}, rank {config.get('r')}, alpha {config.get('lora_alpha')})"
+    trained = config.get("base_model_name_or_path")
+    trained = f", trained on '{one_line(str(trained), 100)}'" if trained else ""
+    return base, f"LoRA of {count} layers merged ({name}, rank {config.get('r')}, alpha {config.get('lora_alpha')}{trained})"
 
 
 def _target(key: str) -> str:
@@ -120,12 +125,20 @@ def _as_stored(key: str, names: Mapping[str, str]) -> str:
     return file + key.removeprefix(module) if key.startswith(module) else key
 
 
-def _merge(base: dict[str, Tensor], given: Mapping[str, Tensor], config: Mapping[str, Any], ref: str) -> int:
-    """Add what an adapter gives to weights, in place; returns the number of layers with a product of two matrices."""
+def _merge(
+    base: dict[str, Tensor], given: Mapping[str, Tensor], stored: Mapping[str, str], config: Mapping[str, Any], ref: str
+) -> int:
+    """Add what an adapter gives to weights, in place; returns the number of layers with a product of two matrices.
+
+    stored: see `_as_stored`. Patterns of the adapter's settings are for the module's names.
+    """
     parts: dict[str, dict[str, Tensor]] = {}
+    alphas: dict[str, float] = {}
     names = set()
-    for key, tensor in given.items():
+    for name, tensor in given.items():
+        key = _as_stored(name, stored)
         if found := _PART.match(key):
+            alphas[found["layer"]] = _alpha(_target(name).rpartition(".")[0], config)
             names.add(found["name"] or "default")
             leaf = ".bias" if found["leaf"] == ".bias" else ""
             parts.setdefault(found["layer"], {})[found["part"] + leaf] = tensor
@@ -141,13 +154,15 @@ def _merge(base: dict[str, Tensor], given: Mapping[str, Tensor], config: Mapping
     if len(names) > 1:
         raise SourceError(f"'{ref}' has several adapters ({', '.join(sorted(names))}); keep one, or save the merged model")
     for layer, found in parts.items():
-        _add(base, layer, found, config, ref)
+        _add(base, layer, found, alphas[layer], config, ref)
     if not parts and not given:
         raise SourceError(f"'{ref}' has an adapter without tensors; save it again")
     return len(parts)
 
 
-def _add(base: dict[str, Tensor], layer: str, parts: Mapping[str, Tensor], config: Mapping[str, Any], ref: str) -> None:
+def _add(
+    base: dict[str, Tensor], layer: str, parts: Mapping[str, Tensor], alpha: float, config: Mapping[str, Any], ref: str
+) -> None:
     import torch
 
     kind = "lora_embedding_" if "lora_embedding_A" in parts else "lora_"
@@ -159,16 +174,16 @@ def _add(base: dict[str, Tensor], layer: str, parts: Mapping[str, Tensor], confi
     if target not in base:
         raise SourceError(_no_place(ref, f"{layer}.{kind}A"))
     weight = base[target]
-    scale = _scale(layer, first.shape[0], config)
+    rank = first.shape[0]
+    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     a, b = first.double(), second.double()
-    transposed = kind == "lora_embedding_" or bool(config.get("fan_in_fan_out"))
     if a.ndim == 2:
         if b.ndim != 2 or b.shape[1] != a.shape[0]:
             raise SourceError(
                 f"'{ref}': the adapter of '{layer}' has A {list(a.shape)} and B {list(b.shape)}, which do not multiply"
             )
-        change = b @ a
-        change = change.T if transposed else change
+        # PEFT takes fan_in_fan_out back for linear layers, and detectors have no others.
+        change = (b @ a).T if kind == "lora_embedding_" else b @ a
     elif a.ndim == 4 and b.ndim == 4 and b.shape[2:] == (1, 1) and b.shape[1] == a.shape[0]:  # B is a 1x1 convolution after A
         change = (b.flatten(1) @ a.flatten(1)).reshape(b.shape[0], *a.shape[1:])
     else:
@@ -185,13 +200,11 @@ def _add(base: dict[str, Tensor], layer: str, parts: Mapping[str, Tensor], confi
         base[f"{layer}.bias"] = base[f"{layer}.bias"].float() + scale * bias.float()
 
 
-def _scale(layer: str, rank: int, config: Mapping[str, Any]) -> float:
-    alpha = config.get("lora_alpha")
-    for pattern, value in (config.get("alpha_pattern") or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", layer):
-            alpha = value
-            break
-    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)  # type: ignore[arg-type]  # see _check_alphas
+def _alpha(layer: str, config: Mapping[str, Any]) -> float:
+    """Of a layer by its name in the module; see `_check_alphas`."""
+    patterns: Mapping[str, float] = config.get("alpha_pattern") or {}
+    found = (alpha for pattern, alpha in patterns.items() if re.match(rf"(.*\.)?({pattern})$", layer))
+    return float(next(found, config["lora_alpha"]))
 
 
 def _check_alphas(config: Mapping[str, Any], ref: str) -> None:
@@ -204,6 +217,10 @@ def _check_alphas(config: Mapping[str, Any], ref: str) -> None:
             raise SourceError(
                 f"'{ref}': {CONFIG} has the alpha {alpha!r} of {name!r}, not a number; save the adapter with peft again"
             )
+    if not isinstance(config.get("use_rslora", False), (bool, type(None))):
+        raise SourceError(
+            f"'{ref}': {CONFIG} has use_rslora {config['use_rslora']!r}, not true or false; save the adapter with peft again"
+        )
     for pattern in patterns:
         try:
             re.compile(pattern)
