@@ -193,3 +193,20 @@ def test_sizes_of_a_bundle(cli, place, size):
     write_onnx(place / "wide.onnx", dynamic=True)
     cli("build", "wide.onnx", "-o", "wide", "--target", "tensorrt-rtx", "--sm", 89, "--height", "8,16,32", "--width", "8,8,16")
     assert len(cli("detect", "wide", "in", "--size", size, "--json", "-", "-q").lines) == 2
+
+
+def test_few_images_load_no_package_of_a_gpu(cli, place, monkeypatch):
+    """They are resized on the CPU, whatever resizes many of them, and videos, on the GPU."""
+    pytest.importorskip("av", reason="av is not installed")
+    from detrt.detector import Detector
+
+    given, opened = [], Detector.with_options.__func__
+    monkeypatch.setattr(Detector, "with_options", classmethod(lambda cls, *args: given.append(args[1]) or opened(cls, *args)))
+    monkeypatch.setattr("detrt.cli.detect.FEW_IMAGES", 2)
+    cli("detect", "bundle", "in/blue.png", "in/black.png", "-q")
+    write_images(place / "more")
+    cli("detect", "bundle", "in", "more", "-q")
+    with video_writer(place / "film.mp4", fps=5, size=(16, 24)) as write:
+        write(np.zeros((16, 24, 3), np.uint8))
+    cli("detect", "bundle", "film.mp4", "-q")
+    assert [one.on_device for one in given] == [False, True, True]

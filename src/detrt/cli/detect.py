@@ -120,6 +120,11 @@ class OpenOptions:
     spec: Path | None = field(default=None, metadata={"help": "Spec of an ONNX file that has none.", "panel": "Advanced"})
 
 
+# So many images are resized on the CPU, to the same pixels: a process needs seconds to load PyTorch and to compile the kernels that
+# resize on a GPU, and milliseconds for an image on the CPU.
+FEW_IMAGES = 16
+
+
 @command
 def detect(
     model: Annotated[
@@ -232,6 +237,8 @@ def _detect_here(
             runner: Any = stack.enter_context(pool)
             found = pool.detect_inputs(inputs)
         else:
+            if len(inputs) <= FEW_IMAGES and choices.image_decoder == "cpu" and all(one.kind == "image" for one in inputs):
+                choices = replace(choices, on_device=False)
             detector = stack.enter_context(Detector.with_options(model, choices, replace(session, device=run.one_device())))
             detector.check_prompt()
             runner = detector.session
