@@ -22,7 +22,7 @@ from detrt.models.example_inputs import example_feeds
 from detrt.models.families import BY_NAME, FILES, TESTED
 from detrt.models.load import load_source
 from detrt.models.ops.msda import ms_deform_attn
-from detrt.models.rewrites import REWRITES, SteadyBorder, check_places, find, fingerprint, modeling_module, rewrites
+from detrt.models.rewrites import REWRITES, check_places, find, fingerprint, modeling_module, rewrites
 from detrt.models.wrapper import ExportModule
 from detrt.models.write_fingerprints import collect, is_read, with_fingerprints
 
@@ -101,7 +101,7 @@ def test_restores_when_a_later_rewrite_is_refused(tiny):
 
 
 def test_no_rewrites_need_no_transformers_model():
-    with SteadyBorder():
+    with rewrites(torch.nn.Linear(1, 1), {}):
         pass
 
 
@@ -269,7 +269,7 @@ def test_positions_on_the_border_are_outside_however_a_division_rounds(cells):
     inside = (100 * twice > 2 * cells) & (100 * twice < 198 * cells)
     centres = twice.to(torch.float32) / 2
     divided, multiplied = centres / cells, centres * torch.tensor(1 / cells, dtype=torch.float32)
-    with SteadyBorder():
+    with rewrites(torch.nn.Linear(1, 1), {}):
         for positions in (divided, multiplied, divided * (1 + 2e-7), divided * (1 - 2e-7)):
             assert torch.equal((positions > 1e-2) & (positions < 1 - 1e-2), inside)
 

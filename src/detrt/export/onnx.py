@@ -18,7 +18,7 @@ from ..graph.msda_plugin import emit
 from ..models.contract import ExportConfig, contract, exported_spec, other_size, trace_size
 from ..models.example_inputs import example_feeds
 from ..models.published import ProcessingCheck, check_processing
-from ..models.rewrites import rewrites
+from ..models.rewrites import patched
 from ..models.source import Source
 from ..models.wrapper import ExportModule
 from ..spec import ModelSpec, Precision
@@ -89,7 +89,7 @@ def check_export(source: Source, model: Any, spec: ModelSpec) -> Iterator[dict[s
     with OnnxSession.telling(model, spec) as session, TorchSession(source, spec=spec) as plain:
         for batch, size in ((1, trace_size(spec)), (3, other_size(spec))):
             feeds = example_feeds(spec, batch, size, seed=batch)
-            with rewrites(source.module, wanted):
+            with patched(source.module, wanted):
                 outputs, choices = session.selections(feeds)
                 found = forced_differences(plain, outputs, choices, feeds)
                 if any(not error <= Precision.FP32.output_tolerance for _, error, _ in found):

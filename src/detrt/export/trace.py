@@ -26,7 +26,7 @@ from ..models import nms_op as nms
 from ..models.contract import ExportConfig
 from ..models.families import TESTED
 from ..models.published import ProcessingCheck
-from ..models.rewrites import SteadyBorder, Wanted, rewrites
+from ..models.rewrites import Wanted, rewrites
 from ..models.source import Source, transformers_version
 from ..spec import PIXEL_VALUES, ModelSpec, Precision, TensorInfo
 from ..system import package_version
@@ -143,7 +143,7 @@ def trace(
     tensors = tuple(torch.from_numpy(feeds[info.name]) for info in inputs)
     buffer = io.BytesIO()
     try:
-        with _quiet_trace(), torch.no_grad(), rewrites(library, wanted), SteadyBorder():
+        with _quiet_trace(), torch.no_grad(), rewrites(library, wanted):
             if "frozen_positions" in wanted:
                 module(*tensors)  # fills its tables; a second run of a large model, whose trace is a run as well
             torch.onnx.export(

@@ -142,8 +142,8 @@ def _frozen_position_patches(module: ModuleType, model: nn.Module) -> list[Patch
     return patches
 
 
-class SteadyBorder(TorchFunctionMode):
-    """Compares positions with numbers beside the border (`detrt.graph.border`); for tracing and capturing any family."""
+class _SteadyBorder(TorchFunctionMode):
+    """Compares positions with numbers beside the border (`detrt.graph.border`); of any family."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if len(args) == 2 and isinstance(args[1], float):
@@ -231,6 +231,13 @@ def check_places(module: ModuleType, wanted: Wanted) -> None:
 
 @contextlib.contextmanager
 def rewrites(model: nn.Module, wanted: Wanted) -> Iterator[None]:
+    """Trace or capture a model with the rewrites of its family and a steady border inside the block."""
+    with patched(model, wanted), _SteadyBorder():
+        yield
+
+
+@contextlib.contextmanager
+def patched(model: nn.Module, wanted: Wanted) -> Iterator[None]:
     """Apply rewrites of a model's family inside the block and restore everything after it."""
     undo: list[Patch] = []
     module = modeling_module(model) if wanted else None

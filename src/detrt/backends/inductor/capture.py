@@ -21,7 +21,7 @@ from ...errors import ExportError
 from ...models.example_inputs import example_feeds
 from ...models.nms_op import OP as NMS
 from ...models.ops.msda import OP as MSDA
-from ...models.rewrites import SteadyBorder, modeling_module, rewrites
+from ...models.rewrites import modeling_module, rewrites
 from ...models.source import Source
 from ...models.wrapper import ExportModule
 from ...spec import PIXEL_MASK, ModelSpec
@@ -129,7 +129,6 @@ def capture_module(
             torch.no_grad(),
             default_device,
             rewrites(source.module, source.family.rewrites),
-            SteadyBorder(),
         ):
             module(*inputs)  # fills the tables that some rewrites compute beforehand
             program = _export(module, inputs, names, axes, ranges)
