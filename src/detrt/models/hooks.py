@@ -18,40 +18,16 @@ from .families import BY_NAME
 from .families.base import modeling_name
 
 
-def box_of_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """(..., height, width) bool -> (..., 4) cxcywh of the pixels that are set, relative to the map; 0 where there are none.
-
-    As `mask_to_box_coordinate` of PP-DocLayoutV3, whose decoder starts from it, but by a top-k selection: where a logit is within
-    rounding of 0, a box moves by a pixel, which is a selection as well. Without infinities, which FP16 has not.
-    """
-    columns, rows = mask.to(dtype).amax(-2), mask.to(dtype).amax(-1)
-    lengths = columns.shape[-1], rows.shape[-1]
-    ends = []
-    for start in (True, False):
-        for present, length, other in zip((columns, rows), lengths, lengths[::-1], strict=True):
-            place = torch.arange(length, device=mask.device).to(dtype)
-            far = length - place if start else place + 1
-            ends.append(torch.nn.functional.pad(present * far, (0, other)))
-    chosen = torch.topk(torch.stack(ends, -2), 1, dim=-1)[1][..., 0].to(dtype)
-    filled = rows.amax(-1)
-    left, top = (chosen[..., i] * filled / lengths[i] for i in (0, 1))
-    right, bottom = ((chosen[..., 2 + i] + 1) * filled / lengths[i] for i in (0, 1))
-    return torch.stack([(left + right) / 2, (top + bottom) / 2, right - left, bottom - top], -1)
-
-
 @contextlib.contextmanager
-def _boxes_of_masks() -> Iterator[None]:
-    """Models of transformers whose boxes start from masks with `box_of_mask`, as their graphs have it."""
-    names = (modeling_name(family) for family in BY_NAME.values() if "document_masks" in family.rewrites)
-    modules: list[Any] = [module for name in names if (module := sys.modules.get(name)) is not None]
-    originals = [module.mask_to_box_coordinate for module in modules]
-    for module in modules:
-        module.mask_to_box_coordinate = box_of_mask
-    try:
+def _by_selections() -> Iterator[None]:
+    """Models of transformers with the functions that their families compute by selections, as their graphs have them."""
+    with contextlib.ExitStack() as stack:
+        for family in BY_NAME.values():
+            module = sys.modules.get(modeling_name(family)) if family.by_selections else None
+            for name, get in family.by_selections.items() if module is not None else ():
+                stack.callback(setattr, module, name, getattr(module, name))
+                setattr(module, name, get())
         yield
-    finally:
-        for module, original in zip(modules, originals, strict=True):
-            module.mask_to_box_coordinate = original
 
 
 @contextlib.contextmanager
@@ -72,7 +48,7 @@ def recorded_topk() -> Iterator[list[Tensor]]:
     torch.topk = torch.Tensor.topk = recording  # type: ignore[assignment, method-assign]
     torch.argsort = recording_order  # type: ignore[assignment]
     try:
-        with _boxes_of_masks():
+        with _by_selections():
             yield found
     finally:
         torch.topk, torch.Tensor.topk, torch.argsort = original, original_method, sort  # type: ignore[method-assign]
@@ -241,7 +217,7 @@ def forced_topk(indices: Sequence[Any]) -> Iterator[None]:
     torch.topk = torch.Tensor.topk = forced  # type: ignore[assignment, method-assign]
     torch.argsort = forced_order  # type: ignore[assignment]
     try:
-        with _boxes_of_masks():
+        with _by_selections():
             yield
     finally:
         torch.topk, torch.Tensor.topk, torch.argsort = original, original_method, sort  # type: ignore[method-assign]

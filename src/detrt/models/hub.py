@@ -30,7 +30,7 @@ from .source import (
     versions,
     why_unsupported,
 )
-from .text import text_spec, with_boolean_masks
+from .text import text_spec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -335,7 +335,7 @@ def _load_module(
         restore_decoder_heads(module, state)
     if dilated:
         timm.dilate_last_stage(module)
-    with_boolean_masks(module)
+    row.made(module)
     return module.eval().requires_grad_(False), sorted(report.get("unexpected_keys", ()))
 
 

@@ -209,7 +209,7 @@ def load_checkpoint(
     from .hub import refuse_text_choices, require_transformers
     from .preprocessor import read_input_spec
     from .source import versions, why_unsupported
-    from .text import read_tokenizer, text_spec, with_boolean_masks
+    from .text import read_tokenizer, text_spec
 
     require_transformers()
     path = Path(ref.removeprefix("ckpt:")).expanduser()
@@ -232,7 +232,7 @@ def load_checkpoint(
         first = names_start(variant, file) if labels_start is None and labels is None else labels_start
         spec = spec_of(module, row, report, labels=labels, stored=file.labels, first=first, ref=ref)
     else:
-        with_boolean_masks(module)
+        row.made(module)
         spec = text_spec(row, module, read_input_spec(None, row, module.config), words, ref)
     check_finite(module, ref)
     provenance = Provenance(

@@ -26,7 +26,7 @@ from .hub import refuse_text_choices
 from .labels import labels_for, read_labels
 from .preprocessor import authors_input
 from .source import Source, auto_class, make_spec, versions, why_unsupported
-from .text import bert_tokenizer, library, read_tokenizer, text_spec, with_boolean_masks
+from .text import bert_tokenizer, library, read_tokenizer, text_spec
 
 
 def load_random(
@@ -313,7 +313,7 @@ def build_text(family: Family, settings: dict[str, Any], *, settle: bool = False
             elif (parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all())) or moves:
                 parameter.data += torch.empty_like(parameter).normal_(0, 0.05, generator=generator)
         spread_variances(module, generator)
-    with_boolean_masks(module)
+    family.made(module)
     return module.eval().requires_grad_(False)
 
 

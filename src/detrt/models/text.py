@@ -16,17 +16,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def with_boolean_masks(module: nn.Module) -> None:
-    """Give BERT an attention that understands masks of True and False, in place.
-
-    Grounding DINO hands it such a mask. transformers' "eager" attention adds it as 1 and 0 and so hides
-    nothing; "sdpa" hides what is False, as the authors' code does.
-    """
-    text: Any = getattr(getattr(module, "model", None), "text_backbone", None)
-    if text is not None:
-        text.set_attn_implementation("sdpa")
-
-
 def text_spec(family: Family, module: nn.Module, input_spec: InputSpec, tokenizer: bytes, ref: str) -> ModelSpec:
     """ModelSpec of a prompted model; `labels` is empty.
 

@@ -167,6 +167,10 @@ class Upstream:
     model: Callable[[], type]
 
 
+def _as_it_is(module: Any) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """Facts about one family.
@@ -187,6 +191,8 @@ class Family:
     patterns: config attribute with how many boxes each of these queries gives, where it is not 0.
     rewrites: names of the rewrites that tracing needs, of `detrt.models.rewrites` or the family's own -> places in the modeling module
         that they rely on -> fingerprints of the code there in the tested versions.
+    by_selections: name of a function in its module of transformers -> what gives one that computes it by selections, with which the plain
+        model runs where these are recorded or forced.
     own_rewrites: name of a rewrite that this family alone needs -> what gives it, see `detrt.models.rewrites.Rewrite`.
     reducible: its authors evaluate it with fewer queries and decoder layers than it was trained with, see `detrt.models.reduce`.
     licence: of the published code and weights, as their authors state it; sizes that differ are named.
@@ -203,6 +209,7 @@ class Family:
         the number of queries.
     converted: of a family with folders that have other names than the library's, gives config, class and a function that renames the
         weights, or None; it takes config.json and the reference.
+    made: sets a module of transformers right, in place, wherever its weights are from.
     loaded: makes a module from a folder ready, in place, and returns notes. It takes the module, its InputSpec and the reference.
     detector, text_encoder, query_encoder: of a prompted family, give the modules of its graphs. text_facts: gives what its config says
         of prompts. text_processor: transformers' processor of images and text; stock: gives the class of how transformers runs it.
@@ -238,6 +245,7 @@ class Family:
     deformable: bool = False
     rewrites: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
     own_rewrites: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    by_selections: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     text: str = ""
     nms: str = "none"
     nms_iou: float = 0.8
@@ -255,6 +263,7 @@ class Family:
     upstream: Upstream | None = None
     raw_outputs: Callable[[Any, int], dict[str, Tensor]] | None = None
     converted: Callable[[Mapping[str, Any], str], tuple[Any, Any, Callable[[Any], dict[str, Tensor]]] | None] | None = None
+    made: Callable[[Any], None] = _as_it_is
     loaded: Callable[[Any, InputSpec, str], tuple[str, ...]] | None = None
     detector: Callable[[nn.Module], nn.Module] | None = None
     text_encoder: Callable[[nn.Module, TextSpec], nn.Module] | None = None

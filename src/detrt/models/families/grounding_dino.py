@@ -205,6 +205,14 @@ def bert(shapes: Shapes, assumed: Assumed, root: str, projection: str) -> dict[s
     }
 
 
+def _with_boolean_masks(module: Any) -> None:
+    """Give BERT an attention that understands masks of True and False, which it is handed.
+
+    transformers' "eager" attention adds them as 1 and 0 and so hides nothing; "sdpa" hides what is False, as the authors' code does.
+    """
+    module.model.text_backbone.set_attn_implementation("sdpa")
+
+
 def grounding_row(name: str, model_type: str, title: str, example: str, **facts: Any) -> Family:
     """A row of Grounding DINO or a model of its kind."""
     return Family(
@@ -227,6 +235,7 @@ def grounding_row(name: str, model_type: str, title: str, example: str, **facts:
         since="5.23.0",
         detector=_detector,
         text_encoder=_text_encoder,
+        made=_with_boolean_masks,
         engines=frozenset((SAMPLING_ENCODER,)),
         **facts,
     )

@@ -50,6 +50,12 @@ def _masks() -> Any:
     return MASKS
 
 
+def _box_of_mask() -> Any:
+    from ..layers.pp_doclayout import box_of_mask
+
+    return box_of_mask
+
+
 def _votes(outputs: Any, queries: int) -> dict[str, Tensor]:
     """Rows are compared with the columns after them; the rest of the matrix is filled with a constant."""
     import torch
@@ -113,6 +119,7 @@ FAMILIES = (
         raw_outputs=_votes,
         masks_at=4,
         own_rewrites={"document_masks": _masks},
+        by_selections={"mask_to_box_coordinate": _box_of_mask},
         rewrites={
             "msda": {"MultiScaleDeformableAttention.forward": ("c21b48c80c88a553",)},
             "document_masks": {

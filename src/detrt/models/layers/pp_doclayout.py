@@ -8,7 +8,6 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-from ..hooks import box_of_mask
 from ..rewrites import Patch, Rewrite, TorchForTracing
 
 
@@ -32,6 +31,27 @@ class _TorchForDocuments(TorchForTracing):
 
 def _order(module: ModuleType, model: nn.Module) -> list[Patch]:
     return [(module, "torch", _TorchForDocuments())]
+
+
+def box_of_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """(..., height, width) bool -> (..., 4) cxcywh of the pixels that are set, relative to the map; 0 where there are none.
+
+    As `mask_to_box_coordinate` of PP-DocLayoutV3, whose decoder starts from it, but by a top-k selection: where a logit is within
+    rounding of 0, a box moves by a pixel, which is a selection as well. Without infinities, which FP16 has not.
+    """
+    columns, rows = mask.to(dtype).amax(-2), mask.to(dtype).amax(-1)
+    lengths = columns.shape[-1], rows.shape[-1]
+    ends = []
+    for start in (True, False):
+        for present, length, other in zip((columns, rows), lengths, lengths[::-1], strict=True):
+            place = torch.arange(length, device=mask.device).to(dtype)
+            far = length - place if start else place + 1
+            ends.append(torch.nn.functional.pad(present * far, (0, other)))
+    chosen = torch.topk(torch.stack(ends, -2), 1, dim=-1)[1][..., 0].to(dtype)
+    filled = rows.amax(-1)
+    left, top = (chosen[..., i] * filled / lengths[i] for i in (0, 1))
+    right, bottom = ((chosen[..., 2 + i] + 1) * filled / lengths[i] for i in (0, 1))
+    return torch.stack([(left + right) / 2, (top + bottom) / 2, right - left, bottom - top], -1)
 
 
 def _masks(module: ModuleType, model: nn.Module) -> list[Patch]:
