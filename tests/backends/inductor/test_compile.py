@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 import re
+import shutil
 
 import pytest
 
-from detrt.backends.inductor.cpp_compiler import compiler, links_shared
+from detrt.backends.inductor.cpp_compiler import compiler, compiler_environment, knows_vectors, links_shared
 from detrt.errors import EngineError
 
 
@@ -54,3 +56,20 @@ def test_no_compiler_at_all_is_told(fake, tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "missing-compiler --flag")
     with pytest.raises(EngineError, match="'missing-compiler', which is not there"):
         compiler()
+
+
+def test_a_compiler_that_knows_the_vector_extensions_is_not_tried_for_each(fake, monkeypatch):
+    make, on_path, library = fake
+    real = shutil.which("g++")
+    monkeypatch.delenv("TORCHINDUCTOR_VEC_ISA_OK", raising=False)
+    old = make("old", str(library))
+    old.write_text(f"#!/bin/sh\ncase $1 in -print*) echo {library};; *) exit 1;; esac\n")
+    new = make("new", str(library))
+    for path, told in ((old, {}), (new, {"TORCHINDUCTOR_VEC_ISA_OK": "1"})):
+        on_path(path)
+        monkeypatch.setenv("PATH", f"{path.parent}:/bin")
+        assert compiler_environment() == {"CXX": str(path), **told}
+    monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "0")
+    assert compiler_environment()["TORCHINDUCTOR_VEC_ISA_OK"] == "0"
+    if real is not None and platform.machine() == "x86_64":
+        assert knows_vectors(real)

@@ -21,7 +21,7 @@ from ...spec import ModelSpec, Precision
 from ...system import Progress, StageProgress
 from ..child_process import run_child
 from .config import PRECISIONS, InductorConfig, package_name
-from .cpp_compiler import compiler
+from .cpp_compiler import compiler, compiler_environment
 
 WORKER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "detrt.backends.inductor.worker")
 
@@ -189,7 +189,7 @@ def _run_compiler(
     }
 
     def environment(scratch: Path) -> dict[str, str]:
-        return {"TORCHINDUCTOR_CACHE_DIR": str(scratch / "cache"), "CXX": compiler()}
+        return {"TORCHINDUCTOR_CACHE_DIR": str(scratch / "cache"), **compiler_environment()}
 
     result: dict[str, Any] = run_child(
         WORKER_COMMAND,

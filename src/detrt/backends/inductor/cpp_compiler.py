@@ -11,6 +11,9 @@ from collections.abc import Iterator
 
 from ...errors import EngineError
 
+# Of torch._inductor.cpu_vec_isa; a compiler for another processor refuses them.
+VECTORS = ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mavx512vnni", "-mamx-tile", "-mamx-bf16", "-mamx-int8")  # fmt: skip
+VECTORS_KNOWN = "TORCHINDUCTOR_VEC_ISA_OK"
 INSTALL = "install one (Debian, Ubuntu: apt-get install g++), or name it in the environment variable CXX"
 
 
@@ -42,6 +45,30 @@ def _candidates() -> Iterator[str]:
         path = shutil.which(name)
         if path is not None:
             yield path
+
+
+def compiler_environment() -> dict[str, str]:
+    """What PyTorch's compiler is told of the C++ compiler in the environment of its process.
+
+    By itself it compiles and loads a program with PyTorch's headers for each vector extension of the processor, several seconds each,
+    which shows whether the C++ compiler knows it; an empty program shows that at once. A package is compared with PyTorch in any case.
+
+    Raises:
+        EngineError: there is no such compiler.
+    """
+    path = compiler()
+    told = {VECTORS_KNOWN: os.environ[VECTORS_KNOWN]} if VECTORS_KNOWN in os.environ else {}
+    return {"CXX": path, **(told or ({VECTORS_KNOWN: "1"} if knows_vectors(path) else {}))}
+
+
+@functools.cache
+def knows_vectors(path: str) -> bool:
+    """Whether a compiler for x86-64 knows the vector extensions that PyTorch's compiler uses."""
+    command = [path, *VECTORS, "-fsyntax-only", "-x", "c++", os.devnull]
+    try:
+        return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 @functools.cache
