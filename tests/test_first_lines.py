@@ -37,6 +37,12 @@ LINES = [
     ("Detector(session, imgsz=640)", "size"),
     ("Detector(session, batch=4)", "batch_size"),
     ("Detector(session, confidence=0.4)", "threshold"),
+    ("Detector(session, providers=['CUDAExecutionProvider'])", "device"),
+    ("Detector(session, half=True)", r"build\(checkpoint, 'bundle', precision='fp16'\)"),
+    ("Detector(session, precision='fp16')", r"precision='fp16'\)"),
+    ("Detector(session, names={0: 'cat'})", "labels"),
+    ("detrt.load('bundle')", r"Detector\('bundle'\)"),
+    ("detrt.predict('street.png')", r"detector\('street.jpg'\)"),
     ("Detector('PekingU/rtdetr_v2_r18vd')", "hf:PekingU/rtdetr_v2_r18vd"),
     ("Detector('yolo11n.pt')", "no bundle|there is no|ckpt:"),
     # what goes in
@@ -72,6 +78,12 @@ LINES = [
     ("d(image, class_thresholds={'cat': 0.1})", WORKS),
     ("d(image, max_detections=1)", WORKS),
     ("d(image, conf=0.3)", "threshold"),
+    ("d(image, 0.3)", "threshold=0.3"),
+    ("d(image, class_thresholds='best.json')", WORKS),
+    ("d(image, class_thresholds=[0.1])", r"\{'person': 0.6\}"),
+    ("d(image, slice_wh=640)", "tile="),
+    ("d(image, retina_masks=True)", "size of the image"),
+    ("d({'image': np.zeros((90, 90, 3))})", r"\.\.\. \(dict\)"),
     ("d(image, confidence=0.3)", "threshold"),
     ("d(image, iou=0.5)", "no NMS"),
     ("d(image, imgsz=640)", r"Detector\(model, size"),
@@ -100,6 +112,12 @@ LINES = [
     ("r.confidence", "scores"),
     ("r.class_id", "class_ids"),
     ("r.tracker_id", "track_ids"),
+    ("r.xywh", r"to_coco\(\)"),
+    ("r.to_csv('x.csv')", r"to_dataframe\(\)"),
+    ("r.filter(0.5)", r"found\[found.scores > 0.5\]"),
+    ("r[0].confidence", "score"),
+    ("r[0].xyxy", "box"),
+    ("r[0].class_name", "label"),
     ("r.labels", WORKS),
     ("r[0].box", WORKS),
     ("r[0].score, r[0].label, r[0].mask", WORKS),
@@ -127,6 +145,15 @@ LINES = [
     ("r.with_nms(0.5)", "no NMS"),
     ("d.names[0]", WORKS),
     ("d.class_names", "detector.names"),
+    ("d.device", "detector.session"),
+    ("d.set_classes(['cat'])", r"classes=\["),
+    ("detrt.build('x', 'y', format='engine')", "targets"),
+    ("detrt.build('x', 'y', half=True)", "precision"),
+    ("detrt.build('x', 'y', imgsz=640)", r"export=ExportConfig\(height=\.\.\.\)"),
+    ("detrt.build('x', 'y', opset=17)", r"export=ExportConfig\(opset=\.\.\.\)"),
+    ("detrt.build('x', 'y', calibration='photos')", r"precision=PrecisionConfig\(calibration=\.\.\.\)"),
+    ("detrt.build('x', 'y', precision='fp17')", "fp16"),
+    ("detrt.build('x', 'y', precision=16)", r"PrecisionConfig\(\)"),
     ("d.val(data='coco.yaml')", "detrt eval"),
     ("d.export(format='engine')", "build"),
     ("d.train(data='coco.yaml')", "trains nothing"),
@@ -139,6 +166,7 @@ LINES = [
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lines")
     Image.fromarray(IMAGE).save(folder / "street.png")
+    (folder / "best.json").write_text('{"cat": 0.1}')
     (folder / "photos").mkdir()
     for name in "ab":
         Image.fromarray(IMAGE).save(folder / "photos" / f"{name}.png")

@@ -59,8 +59,21 @@ class Detection:
         """(height, width) pixels of the object; None of models that give boxes alone."""
         return None if self.masks is None else self.masks.to_array()[0]
 
+    def __getattr__(self, name: str) -> Any:
+        hint = f"; use {_OF_ONE[name]}" if name in _OF_ONE else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
-# What other libraries call it -> what to type here.
+
+# What other libraries call it -> what to type here: of one object, and of all.
+_OF_ONE = {
+    **dict.fromkeys(("box_xyxy", "boxes_xyxy", "xyxy", "bbox", "xywh"), "box, which is x0, y0, x1, y1"),
+    **dict.fromkeys(("confidence", "conf", "scores"), "score"),
+    **dict.fromkeys(("class_name", "name", "labels", "category"), "label"),
+    **dict.fromkeys(("cls", "class_ids", "category_id"), "class_id"),
+    **dict.fromkeys(("tracker_id", "id", "track_ids"), "track_id"),
+    **dict.fromkeys(("xy",), "mask"),
+    **dict.fromkeys(("area",), "mask.sum()"),
+}
 _ELSEWHERE = {
     **dict.fromkeys(("xyxy", "boxes", "bbox"), "boxes_xyxy"),
     **dict.fromkeys(("confidence", "conf", "confidences"), "scores"),
@@ -70,7 +83,15 @@ _ELSEWHERE = {
     **dict.fromkeys(("orig_shape", "resolution_wh"), "image_size_hw"),
     **dict.fromkeys(("orig_img", "orig_image"), "image"),
     **dict.fromkeys(("to_df", "pandas", "to_pandas"), "to_dataframe()"),
-    **dict.fromkeys(("tojson", "to_json", "summary", "predictions", "json"), "to_list()"),
+    **dict.fromkeys(("tojson", "to_json", "to_dict", "summary", "predictions", "json"), "to_list()"),
+    **dict.fromkeys(("to_csv", "to_parquet"), "to_dataframe(), which pandas writes"),
+    **dict.fromkeys(("xywh", "boxes_xywh"), "to_coco(), whose bbox is x, y, width, height"),
+    **dict.fromkeys(("xywhn", "xyxyn"), "boxes_xyxy and image_size_hw"),
+    **dict.fromkeys(("filter", "data"), "an index: found[found.scores > 0.5]"),
+    **dict.fromkeys(("is_empty",), "len(found) == 0"),
+    **dict.fromkeys(("speed",), "detrt bench, in a shell"),
+    **dict.fromkeys(("to_voc", "to_pascal_voc"), "to_coco() or to_yolo()"),
+    **dict.fromkeys(("to_polygons", "polygons", "segments"), "masks.to_array()"),
     **dict.fromkeys(("save_txt", "to_txt"), "to_yolo()"),
     **dict.fromkeys(("save_crop", "crops"), "crop()"),
     **dict.fromkeys(("show", "render", "annotate"), "plot().show()"),

@@ -18,8 +18,9 @@ import numpy as np
 from .backends.base import NO_PROMPT, Feeds, Outputs, PendingOutputs, Session
 from .backends.prompted import Prompts, prompt_groups, require_prompt
 from .backends.search import SessionOptions
+from .class_names import read_class_thresholds
 from .data.addresses import is_web_address
-from .data.arguments import check_image_decoder, check_integer, check_model, is_tensor, many_images, one_image, pixel_size
+from .data.arguments import check_image_decoder, check_integer, check_model, is_tensor, many_images, one_image, pixel_size, refuse
 from .data.given import AnyImage, as_image, fetch_image, media_of
 from .data.images import Input, load_image
 from .data.live import LiveSource
@@ -59,13 +60,15 @@ class CallOptions(TypedDict, total=False):
     """
 
     threshold: float | None
-    class_thresholds: Mapping[str | int, float] | None
+    class_thresholds: ClassThresholds | None
     classes: Sequence[str | int] | None
     max_detections: int | None
     prompt: Prompts | None
     tile: SizeHW | int | None
     overlap: float | None
 
+
+ClassThresholds = Mapping[str | int, float] | str | os.PathLike[str]
 
 # Keywords of a call in other libraries -> what to type here.
 _KEYWORDS = {
@@ -85,6 +88,9 @@ _KEYWORDS = {
     **dict.fromkeys(("persist", "tracker"), "detector.stream(source, track=True)"),
     **dict.fromkeys(("vid_stride",), "detector.stream(source, every=...)"),
     **dict.fromkeys(("augment", "tta"), "nothing: there is no test-time augmentation"),
+    **dict.fromkeys(("slice_wh", "slice_size", "slice_height", "slice_width"), "tile=..."),
+    **dict.fromkeys(("retina_masks", "target_size", "target_sizes"), "nothing: boxes and masks have the size of the image"),
+    **dict.fromkeys(("line_width", "show_labels", "show_conf"), "found.plot()"),
 }
 _CALLED = "a detector is called: detector(images)"
 _METHODS = {
@@ -98,7 +104,12 @@ _METHODS = {
     **dict.fromkeys(("to", "cuda", "cpu"), "use Detector(model, device='cuda:0')"),
     **dict.fromkeys(("half", "optimize_for_inference"), "use detrt.build(checkpoint, folder) with a precision"),
     **dict.fromkeys(("eval", "fuse"), "it is ready as it is"),
-    **dict.fromkeys(("class_names", "labels", "id2label"), "use detector.names"),
+    **dict.fromkeys(("class_names", "labels", "id2label", "classes"), "use detector.names"),
+    **dict.fromkeys(("model", "device", "predictor", "backend"), "use detector.session, whose info names what it runs on"),
+    **dict.fromkeys(("imgsz", "input_size", "resolution"), "use detector.size"),
+    **dict.fromkeys(("conf", "confidence"), "use detector.threshold"),
+    **dict.fromkeys(("set_classes",), "use detector(images, classes=[...]), or prompt=[...] of a model that takes one"),
+    **dict.fromkeys(("warmup",), "detect in one image: detector(image)"),
     **dict.fromkeys(("info", "summary"), "use print(detector)"),
     **dict.fromkeys(("benchmark",), "in a shell: detrt bench MODEL"),
 }
@@ -172,7 +183,7 @@ class DetectorOptions:
     batch_size: int | None = None
     size: SizeHW | int | None = None
     classes: Sequence[str | int] | None = None
-    class_thresholds: Mapping[str | int, float] | None = None
+    class_thresholds: ClassThresholds | None = None
     max_detections: int | None = None
     tile: SizeHW | int | None = None
     overlap: float | None = None
@@ -216,7 +227,7 @@ class Detector:
         batch_size: images that run together; None: the fixed or largest batch size of the model, else 1.
         size: (height, width) of the input in pixels, for models with a dynamic size; None: the model's own.
         classes: names or ids to report; None: all.
-        class_thresholds: name or id of a class -> its threshold, instead of `threshold`.
+        class_thresholds: name or id of a class -> its threshold, instead of `threshold`; or the file of them that `detrt eval` writes.
         max_detections: most detections of an image; None: no limit.
         tile: detect in tiles of (height, width) pixels of the image and in the whole image, and join the detections
             (docs/guide/detect.md#large-photographs); None: in the whole image alone.
@@ -259,7 +270,7 @@ class Detector:
         batch_size: int | None = None,
         size: SizeHW | int | None = None,
         classes: Sequence[str | int] | None = None,
-        class_thresholds: Mapping[str | int, float] | None = None,
+        class_thresholds: ClassThresholds | None = None,
         max_detections: int | None = None,
         tile: SizeHW | int | None = None,
         overlap: float | None = None,
@@ -343,8 +354,14 @@ class Detector:
         """Class ids of names and ids. Raises SpecError for unknown ones."""
         return None if classes is None else frozenset(self.spec.class_ids(classes))
 
-    def _thresholds_of(self, named: Mapping[str | int, float]) -> dict[int, float]:
+    def _thresholds_of(self, named: ClassThresholds) -> dict[int, float]:
         """Thresholds by class id. Raises SpecError for unknown classes, PromptError for a model that takes a prompt."""
+        if isinstance(named, (str, os.PathLike)):
+            named = dict(read_class_thresholds(os.fspath(named)))
+        if not isinstance(named, Mapping):
+            raise refuse(
+                "class_thresholds", "a mapping such as {'person': 0.6}, or a file of detrt eval with its thresholds", named
+            )
         if named and self.session.info.text is not None:
             raise PromptError(_NO_CLASSES.format("`class_thresholds`"))
         return self.spec.class_thresholds(named.items())
@@ -504,6 +521,8 @@ class Detector:
         prompt = options.pop("prompt", None)
         if isinstance(prompts, (str, Prompt, ImageQueries)):
             raise PromptError(f"give a list of prompts, one for each image, or prompt=... for all; got one, {prompts!r}")
+        if prompts is not None and not isinstance(prompts, Iterable):
+            raise refuse("prompts", "a list, one for each image; a threshold is given by its name, threshold=0.3", prompts)
         if prompt is not None and prompts is not None:
             raise PromptError("give prompt=... for all images or prompts, one for each; not both")
         if (prompts is not None or prompt is not None) and not self.session.info.text and not self.session.prompts:
@@ -628,7 +647,7 @@ class Detector:
         prompts: Sequence[Prompts] | None = None,
         *,
         threshold: float | None = None,
-        class_thresholds: Mapping[str | int, float] | None = None,
+        class_thresholds: ClassThresholds | None = None,
         classes: Sequence[str | int] | None = None,
         max_detections: int | None = None,
         tile: SizeHW | int | None = None,

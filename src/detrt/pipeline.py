@@ -29,7 +29,7 @@ from .bundle import (
     writing_bundle,
 )
 from .class_names import name_notes
-from .data.arguments import check_list, check_model, check_path
+from .data.arguments import check_kind, check_list, check_model, check_path
 from .data.preprocess import preprocessing_words
 from .errors import EngineError, ExportError, MissingPackageError, OutputError, SpecError
 from .evaluation.models import is_foreign
@@ -68,7 +68,7 @@ def build(
     *,
     export: ExportConfig = ExportConfig(),  # noqa: B008 - frozen
     targets: Sequence[object] = (),
-    precision: PrecisionConfig = PrecisionConfig(),  # noqa: B008 - frozen
+    precision: PrecisionConfig | str = PrecisionConfig(),  # noqa: B008 - frozen
     load: LoadOptions | None = None,
     progress: StageProgress | None = None,
     **changes: Unpack[LoadChanges],
@@ -86,7 +86,7 @@ def build(
         targets: what is built of the graph, by name: "tensorrt-rtx", "tensorrt", "inductor", "openvino"; "auto":
             the fastest that this machine can build; "onnx": the graph also with ONNX Runtime's own attention, where that is faster. Or
             configs, for choices: `EngineConfig(...)`, `InductorConfig(...)`. Without any a bundle is its checked ONNX graph.
-        precision: precision of the graph; anything but FP32 and TF32 changes `model.onnx` itself, and adds `ranges.json` where
+        precision: precision of the graph, by name, such as "fp16", or with choices; anything but FP32 and TF32 changes `model.onnx` itself, and adds `ranges.json` where
             images are given.
         load: how the checkpoint is read.
         progress: called with (stage, fraction from 0 to 1 or None where it is not known, text).
@@ -98,6 +98,10 @@ def build(
     """
     check_changes(build, changes)
     _check_types(model, output, targets)
+    if isinstance(precision, str):
+        precision = PrecisionConfig(precision)
+    check_kind(export, "export", ExportConfig)
+    check_kind(precision, "precision", PrecisionConfig)
     load, held = changed(load, changes), _bundle_at(Path(model))
     if output is None:
         if held is None:

@@ -15,9 +15,10 @@ PACKAGE = Path(kinds.__file__).parents[1]
 OWN = {"text/kinds.py", "text/tensors.py"}  # the second names axes
 NAMES = set(kinds.KINDS)
 CLASSES = {type(kind).__name__ for kind in kinds.KINDS.values()} | {"TokenChunk", "ClassChunk", "ImageChunk"}
-# Words that mean something else: keys of results, requests, checkpoints and data sets, and the option `phrases`.
+# Words that mean something else: keys of results, requests, checkpoints and data sets, keywords of other tools, and the option `phrases`.
 OTHER_MEANINGS = {
     ("detector.py", "phrases"),
+    ("detector.py", "classes"),
     ("cli/detect.py", "phrases"),
     ("cli/describe.py", "classes"),
     ("evaluation/report.py", "classes"),
@@ -26,6 +27,7 @@ OTHER_MEANINGS = {
     ("serve/request.py", "classes"),
     ("export/prompted.py", "tokens"),
     ("models/foreign.py", "names"),
+    ("models/load_options.py", "names"),
     ("models/checkpoints/state_file.py", "classes"),
     ("models/checkpoints/loader.py", "classes"),
     ("models/families/eomt.py", "classes"),

@@ -60,6 +60,17 @@ def test_the_text_form_is_that_of_pycocotools(map_hw, size_hw):
         mask_iou(masks, Masks(masks.counts, (1, 2)))
 
 
+def test_one_mask_is_its_pixels():
+    masks = encode_masks(logits(3, (5, 7)), (9, 11))
+    for found, pixels in zip(masks, masks.to_array(), strict=True):  # an index ends an iteration with its IndexError
+        assert np.array_equal(found, pixels) and found.dtype == bool
+    assert np.array_equal(masks[-1], masks.to_array()[-1])
+    with pytest.raises(IndexError):
+        masks[3]
+    with pytest.raises(AttributeError, match=r"use to_array\(\)"):
+        _ = masks.data
+
+
 def outputs(**changes: np.ndarray) -> dict[str, np.ndarray]:
     """Two objects among four queries: query 2 (dog) in the upper half of the image, query 1 (cat) in its left half."""
     scores = np.full((1, 4, 3), -9, np.float32)

@@ -42,7 +42,7 @@ _ELSEWHERE: dict[str, tuple[str, ...]] = {
     "--output BUNDLE, a folder": ("--saveengine", "--save-engine", "--work-dir"),
     "--batch MIN,OPT,MAX, with --height and --width": ("--minshapes", "--optshapes", "--maxshapes", "--shapes"),
     "--batch": ("--batch-size", "--bs", "--max-batch-size"),
-    "--save-dir DIR": ("--save", "--output-dir", "--out-dir", "--project", "--show"),
+    "--save-dir DIR": ("--save", "--output-dir", "--out-dir", "--project", "--show", "--view-img", "--visualize"),
     "--tile": ("--slice-height", "--slice-width", "--slice-size"),
     "--overlap": ("--overlap-height-ratio", "--overlap-width-ratio"),
     "--save-crops DIR": ("--save-crop", "--crop"),

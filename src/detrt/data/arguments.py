@@ -13,12 +13,15 @@ from ..system import IMAGE_DECODERS
 
 # Metadata of the option `image_decoder`, whose default is the first of IMAGE_DECODERS.
 IMAGE_DECODER = {"help": "Decode images on the cpu, or JPEG files and videos on the gpu that runs the model."}
+_LONGEST_VALUE = 200  # characters, in a message
 _IMAGE = "a path, an address (https://...), bytes, an open file, a PIL image, a tensor, or an array (H, W, 3) of uint8"
 
 
 def refuse(name: str, allowed: str, value: object) -> ArgumentError:
     """The error of an argument. allowed: what it must be."""
-    return ArgumentError(f"{name} must be {allowed}; got {value!r} ({type(value).__name__})")
+    text = repr(value)
+    text = text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + " ..."
+    return ArgumentError(f"{name} must be {allowed}; got {text} ({type(value).__name__})")
 
 
 def check_integer(value: Any, name: str, *, least: int = 1) -> int | None:

@@ -161,7 +161,9 @@ def load_coco(path: str | os.PathLike, *, annotations: bool = True) -> CocoDatas
     """
     path = Path(path)
     if not path.is_file():
-        raise ImageError(f"there is no annotation file '{path}'; give a COCO instances JSON file")
+        raise ImageError(
+            f"there is no annotation file '{path}'; give a COCO file (instances.json), a YOLO data.yaml or a Pascal VOC folder"
+        )
     raw = files.read_json(path, "annotation file", ImageError, most=files.LONGEST_DATA_SET)
     images = _entries(raw, path, "images", ("id", "file_name"))
     categories = _entries(raw, path, "categories", ("id", "name"))

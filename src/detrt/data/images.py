@@ -155,6 +155,8 @@ def _why_not_opened(source: str | os.PathLike, error: OSError | ValueError) -> s
 def _missing(name: str) -> str:
     if re.match(r"[a-z][a-z0-9+.-]+://", name, re.IGNORECASE):
         return f"'{name}' is an address; detrt opens local files only: download it first"
+    if name.isdigit():
+        return f"there is no file '{name}'; a camera is written by its device, /dev/video{name}"
     return f"there is no file '{name}'; check the path"
 
 

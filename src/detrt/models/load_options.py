@@ -6,7 +6,7 @@ import difflib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -239,8 +239,14 @@ def changed(options: LoadOptions | None, changes: LoadChanges) -> LoadOptions:
 _ELSEWHERE = {
     "conf": ("threshold",),
     "confidence": ("threshold",),
-    "imgsz": ("size",),
-    "image_size": ("size",),
+    "imgsz": ("size", "height"),
+    "image_size": ("size", "height"),
+    "size": ("height",),
+    "format": ("targets",),
+    "names": ("labels",),
+    "class_names": ("labels",),
+    "providers": ("device", "backend"),
+    "provider": ("device", "backend"),
     "max_det": ("max_detections",),
     "batch": ("batch_size",),
     "target": ("targets",),
@@ -253,6 +259,21 @@ _ELSEWHERE = {
 }
 
 
+# What a detector is not told, because it was decided before.
+_PRECISION = "the precision is chosen when a bundle is built: build(checkpoint, 'bundle', precision='fp16')"
+_BUILT = dict.fromkeys(("half", "precision", "fp16", "int8", "dtype", "torch_dtype"), _PRECISION)
+
+
+def _inside(function: Callable[..., Any], names: Sequence[str]) -> str:
+    """The argument with a field of one of these names, as it is typed; "" where there is none."""
+    for one in inspect.signature(function).parameters.values():
+        if is_dataclass(one.default):
+            found = next((name for name in names if name in {own.name for own in fields(one.default)}), None)
+            if found is not None:
+                return f"{one.name}={type(one.default).__name__}({found}=...)"
+    return ""
+
+
 def check_changes(function: Callable[..., Any], changes: LoadChanges) -> None:
     """Raise TypeError for a keyword that a function with `**changes: Unpack[LoadChanges]` does not take, with the closest that it takes."""
     own = [one.name for one in inspect.signature(function).parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
@@ -260,6 +281,10 @@ def check_changes(function: Callable[..., Any], changes: LoadChanges) -> None:
     for name in changes:
         if name not in allowed:
             close = [other for other in _ELSEWHERE.get(name, ()) if other in allowed]
+            if not close and (inside := _inside(function, (name, *_ELSEWHERE.get(name, ())))):
+                raise TypeError(f"{function.__qualname__} has no keyword {name!r}; use {inside}")
+            if not close and name in _BUILT and "targets" not in allowed:
+                raise TypeError(f"{function.__qualname__.removesuffix('.__init__')} has no keyword {name!r}; {_BUILT[name]}")
             close = close or difflib.get_close_matches(name, allowed, n=1, cutoff=0.6)
             hint = f"did you mean {' or '.join(close)}?" if close else f"it takes: {', '.join(allowed)}"
             raise TypeError(f"{function.__qualname__.removesuffix('.__init__')} has no keyword {name!r}; {hint}")

@@ -54,6 +54,14 @@ class Masks:
     def __len__(self) -> int:
         return len(self.counts)
 
+    def __getitem__(self, index: int) -> NDArray[np.bool_]:
+        """(height, width) pixels of one mask. Raises IndexError."""
+        return self.take([index]).to_array()[0]
+
+    def __getattr__(self, name: str) -> Any:
+        hint = "; use to_array()" if name in ("data", "xy", "xyn", "numpy", "cpu", "shape", "polygons", "array") else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
+
     def __repr__(self) -> str:
         height, width = self.size_hw
         return f"<Masks: {len(self)} of {height}x{width} pixels>"
