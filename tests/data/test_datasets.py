@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import xml.etree.ElementTree as xml
 from pathlib import Path
@@ -105,6 +106,91 @@ def test_coco_in_a_folder(tmp_path):
     file.write_text(json.dumps({"images": images, "categories": [{"id": 1, "name": "cat"}], "annotations": boxes}))
     dataset = load_dataset(tmp_path / "train")
     assert dataset.annotations == load_coco(file).annotations and dataset.folder == tmp_path / "train"
+
+
+def coco_text(prefix: str = "") -> str:
+    """The objects in COCO's form; tools write folders of their own before the names of files, and null for what they do not know."""
+    images = [{"id": i, "file_name": f"{prefix}{name}.png", "width": 40, "height": 30} for i, name in enumerate(BOXES)]
+    boxes = [(i, *box) for i, boxes in enumerate(BOXES.values()) for box in boxes]
+    rows = [
+        {"id": n, "image_id": i, "category_id": k, "bbox": [x0, y0, x1 - x0, y1 - y0], "area": None, "iscrowd": None}
+        for n, (i, k, x0, y0, x1, y1) in enumerate(boxes)
+    ]
+    categories = [{"id": i, "name": name} for i, name in enumerate(NAMES)]
+    return json.dumps({"images": images, "categories": categories, "annotations": rows})
+
+
+@pytest.mark.parametrize(
+    ("images", "file", "prefix", "given"),
+    [
+        ("valid", "valid/_annotations.coco.json", "", ""),  # Roboflow
+        ("test", "test/_annotations.coco.json", "", ":test"),
+        ("images/default", "annotations/instances_default.json", "", ""),  # CVAT
+        ("val2017", "annotations/instances_val2017.json", "", ""),  # COCO
+        ("images", "result.json", "images/", ""),  # Label Studio
+        ("images", "result.json", "images\\", ""),
+        ("images", "result.json", "/data/upload/1/", ""),
+        ("images", "result.json", "/data/local-files/?d=photos/images/", ""),
+    ],
+)
+def test_folders_of_coco_as_tools_write_them(images, file, prefix, given, tmp_path):
+    write_images(tmp_path / images)
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(coco_text(prefix))
+    if "2017" in file:
+        (tmp_path / "annotations/instances_train2017.json").write_text(coco_text("other/"))
+    dataset = load_dataset(f"{tmp_path}{given}")
+    assert sorted(path.name for path in dataset.files(dataset.folder)) == ["a.png", "b.png", "c.png"]
+    assert [entry["bbox"] for entry in dataset.annotations] == [
+        [x0, y0, x1 - x0, y1 - y0] for boxes in BOXES.values() for _, x0, y0, x1, y1 in boxes
+    ]
+    assert all((entry["area"], entry["iscrowd"]) == (math.prod(entry["bbox"][2:]), 0) for entry in dataset.annotations)
+
+
+def test_one_file_is_not_that_of_two_images(tmp_path):
+    """Nor is a file taken that lies outside of the folder."""
+    write_images(tmp_path / "photos")
+    data = json.loads(coco_text())
+    data["images"][0]["file_name"], data["images"][1]["file_name"] = "morning/a.png", "evening/a.png"
+    (tmp_path / "result.json").write_text(json.dumps(data))
+    with pytest.raises(ImageError, match="2 of 3 annotated images are not in"):
+        load_coco(tmp_path / "result.json").files(tmp_path / "photos")
+    Image.new("RGB", SIZE).save(tmp_path / "secret.png")
+    data["images"][0]["file_name"], data["images"][1]["file_name"] = "b.png", "x/../../secret.png"
+    (tmp_path / "result.json").write_text(json.dumps(data))
+    with pytest.raises(ImageError, match="1 of 3 annotated images are not in"):
+        load_coco(tmp_path / "result.json").files(tmp_path / "photos")
+
+
+def test_yolo_as_tools_write_it(yolo):
+    known = objects(load_dataset(yolo))
+    label = yolo / "labels/val/a.txt"
+    label.write_text(
+        "".join(f"{float(line.split()[0])} {line.split(maxsplit=1)[1]}\r\n" for line in label.read_text().splitlines())
+    )
+    (yolo / "data.yaml").rename(yolo / "data.yml")
+    (yolo / "data.yml").write_text(
+        "val: val.txt\nnames: {'0': cat, '1': dog, '2': bird}\n"
+    )  # CVAT: the folder's own name comes first
+    (yolo / "val.txt").write_text("".join(f"data/images/val/{name}.png\n" for name in [*BOXES, "a"]))
+    assert objects(load_dataset(yolo)) == known and is_dataset(yolo)
+    (yolo / "data.yml").unlink()
+    (yolo / "classes.txt").write_text("cat\ndog\nbird\n")  # Label Studio
+    assert objects(load_dataset(yolo)) == known and is_dataset(yolo)
+    label.write_text("0.5 0.5 0.5 0.1 0.1\n")
+    with pytest.raises(ImageError, match=r"a class is an integer; got '0.5'"):
+        load_dataset(yolo)
+
+
+def test_voc_in_folders_of_folders(voc):
+    known = objects(load_dataset(voc))
+    for folder, suffix in (("Annotations", "xml"), ("JPEGImages", "png")):
+        (voc / folder / "day").mkdir()
+        (voc / folder / f"b.{suffix}").rename(voc / folder / "day" / f"b.{suffix}")
+    path = voc / "Annotations/day/b.xml"
+    path.write_text(path.read_text().replace("<filename>b.jpg", "<filename>day/b.png"))
+    found = objects(load_dataset(voc))
+    assert {Path(name).name: boxes for name, boxes in found.items()} == {Path(name).name: boxes for name, boxes in known.items()}
 
 
 def test_a_turned_image_has_the_size_that_is_shown(tmp_path):

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -94,13 +95,19 @@ class CocoDataset:
         return match_categories(spec.labels, self.categories, {entry["category_id"] for entry in self.annotations})
 
     def files(self, folder: str | os.PathLike) -> list[Path]:
-        """The image files in `folder`, in the order of the annotations.
+        """The image files in `folder`, in the order of the annotations; see `file_in`.
 
         Raises:
-            ImageError: some do not exist.
+            ImageError: some do not exist, or one is that of several images.
         """
-        paths = [Path(folder) / image["file_name"] for image in self.images]
-        missing = [path.name for path in paths if not path.is_file()]
+        names = [image["file_name"] for image in self.images]
+        paths = [file_in(Path(folder), name) for name in names]
+        times = Counter(paths)
+        missing = [
+            path.name
+            for path, name in zip(paths, names, strict=True)
+            if not path.is_file() or (times[path] > 1 and path != Path(folder) / name)
+        ]
         if missing:
             raise ImageError(
                 f"{len(missing)} of {len(paths)} annotated images are not in '{os.fspath(folder)}', e.g. "
@@ -151,6 +158,16 @@ class CocoDataset:
         return ids
 
 
+def file_in(folder: Path, name: str) -> Path:
+    """The file in a folder that annotations name; where it is not there, that of the longest tail of the name which is.
+
+    Tools write folders of their own before it (/data/upload/1/a.jpg, data/images/a.jpg), after ?d= of an address, and with backslashes.
+    """
+    parts = [part for part in re.split(r"[\\/]|\?d=", name) if part]
+    tails = (folder.joinpath(*parts[start:]) for start in range(len(parts)) if ".." not in parts[start:])
+    return next((path for path in (folder / name, *tails) if path.is_file()), folder / name)
+
+
 def load_coco(path: str | os.PathLike, *, annotations: bool = True) -> CocoDataset:
     """Read a COCO annotation file; `area` and `iscrowd` are filled in where they are missing.
 
@@ -196,10 +213,13 @@ def load_coco(path: str | os.PathLike, *, annotations: bool = True) -> CocoDatas
         for field, known in (("image_id", image_ids), ("category_id", category_ids)):
             if not isinstance(entry[field], (int, str)) or entry[field] not in known:
                 raise ImageError(f"the annotation file '{path}': annotations[{index}] has an unknown {field} {entry[field]!r}")
-        area = entry.setdefault("area", box[2] * box[3])
+        for field, usual in (("area", box[2] * box[3]), ("iscrowd", 0)):
+            if entry.get(field) is None:
+                entry[field] = usual
+        area = entry["area"]
         if not isinstance(area, (int, float)) or not math.isfinite(area):
             raise ImageError(f"the annotation file '{path}': annotations[{index}] has the area {area!r}, not a number")
-        if entry.setdefault("iscrowd", 0) not in (0, 1):
+        if entry["iscrowd"] not in (0, 1):
             raise ImageError(f"the annotation file '{path}': annotations[{index}] has iscrowd {entry['iscrowd']!r}, not 0 or 1")
     return CocoDataset(path, images, categories, found)
 

@@ -1,11 +1,12 @@
 """Annotated data sets as they are: COCO, YOLO and Pascal VOC, recognised by what is there.
 
-    COCO        a JSON file, or a folder with exactly one such file whose name has "annotations" or "instances" in it
+    COCO        a JSON file, or a folder with it, in the folder itself, in its `annotations/`, or in its `valid/`, `test/` or `train/`,
+                with "annotations", "instances" or "result" in its name
     YOLO        `data.yaml`, or its folder: `names`, and images of `val`, else `test`, else `train`; labels lie in `labels/` where the
-                images lie in `images/`, else beside them. Boxes, or polygons
+                images lie in `images/`, else beside them. Boxes, or polygons. Or a folder with `classes.txt`, `images/` and `labels/`
     Pascal VOC  a folder of XML files, or the folder above `Annotations/` and `JPEGImages/`
 
-`:val`, `:test` or `:train` behind a YOLO or VOC path chooses that part. VOC corners are taken as they are, as in COCO: x from `xmin` to
+`:val`, `:test` or `:train` behind a folder, or a `data.yaml`, chooses that part. VOC corners are taken as they are, as in COCO: x from `xmin` to
 `xmax`, without the pixel by which the files of the original challenge begin later. What is `difficult` there counts neither as found nor
 as missed.
 """
@@ -16,7 +17,7 @@ import math
 import os
 import warnings
 import xml.etree.ElementTree as xml
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from PIL import Image
 
 from ..errors import ImageError
 from ..files import read_lines, read_yaml
-from .coco import CocoDataset, Entry, load_coco
+from .coco import CocoDataset, Entry, file_in, load_coco
 from .images import IMAGE_FORMATS, IMAGE_SUFFIXES, available, natural_key
 
 PARTS = ("val", "test", "train")
@@ -45,15 +46,15 @@ def load_dataset(path: str | os.PathLike, *, annotations: bool = True) -> CocoDa
         return _yolo(place, part)
     if not place.is_dir():
         return load_coco(path, annotations=annotations)
-    if (place / "data.yaml").is_file():
-        return _yolo(place / "data.yaml", part)
+    if (settings := _settings_of(place)) is not None:
+        return _yolo(settings, part)
     if (place / "Annotations").is_dir():
         return _voc(place / "Annotations", place / "JPEGImages", part)
     if any(place.glob("*.xml")):
         return _voc(place, place, part)
-    found = [one for one in sorted(place.glob("*.json")) if "annotations" in one.name or "instances" in one.name]
-    if len(found) == 1:
-        return replace(load_coco(found[0], annotations=annotations), folder=place)
+    if (file := _coco_file(place, part)) is not None:
+        read = load_coco(file, annotations=annotations)
+        return replace(read, folder=image_folder(file, [image["file_name"] for image in read.images]))
     raise ImageError(
         f"'{place}' is no data set that is known: give a COCO file (instances.json), a YOLO data.yaml or its folder, or a Pascal VOC folder "
         "with Annotations/ and JPEGImages/"
@@ -63,7 +64,54 @@ def load_dataset(path: str | os.PathLike, *, annotations: bool = True) -> CocoDa
 def is_dataset(path: Path) -> bool:
     """Whether a path is the folder of a YOLO or Pascal VOC data set, or a part of one."""
     place, _ = _split(path)
-    return (place / "data.yaml").is_file() or (place / "Annotations").is_dir() or place.suffix.lower() in (".yaml", ".yml")
+    return _settings_of(place) is not None or (place / "Annotations").is_dir() or place.suffix.lower() in (".yaml", ".yml")
+
+
+def _settings_of(folder: Path) -> Path | None:
+    """The file that describes a YOLO data set in its folder: `classes.txt` beside `labels/` where no YAML file does."""
+    names = ("data.yaml", "data.yml", *(["classes.txt"] if (folder / "labels").is_dir() else []))
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def _coco_file(place: Path, part: str) -> Path | None:
+    """The COCO file of a folder, as tools lay it out; None: there is none, or it is not clear which."""
+
+    def files_in(folder: Path) -> list[Path]:
+        return [
+            one
+            for one in sorted(folder.glob("*.json"))
+            if any(word in one.stem for word in ("annotations", "instances", "result"))
+        ]
+
+    wanted = [part] if part else PARTS
+    for folder in (place, place / "annotations"):
+        found = files_in(folder)
+        if len(found) == 1 and not part:
+            return found[0]
+        for name in wanted:
+            if len(of_part := [one for one in found if name in one.stem.lower()]) == 1:
+                return of_part[0]
+    for name in wanted:
+        for folder in (place / name, place / "valid") if name == "val" else (place / name,):
+            if len(found := files_in(folder)) == 1:
+                return found[0]
+    return None
+
+
+def image_folder(path: Path, names: Sequence[str]) -> Path:
+    """The folder with the images of a COCO file.
+
+    Raises:
+        ImageError: no known folder has all of them.
+    """
+    kind = path.stem.rpartition("_")[2]
+    folders = [base / sub for base in (path.parent, path.parent.parent) for sub in ("", "images", kind, f"images/{kind}")]
+    for folder in folders:
+        if names and all(file_in(folder, name).is_file() for name in names):
+            return folder
+    raise ImageError(
+        f"the {len(names)} images of '{path}' are in none of {', '.join(map(str, folders))}; put the file beside them"
+    )
 
 
 def _split(path: Path) -> tuple[Path, str]:
@@ -79,6 +127,8 @@ def _yolo(file: Path, part: str) -> CocoDataset:
     names = settings.get("names")
     if isinstance(names, list):
         names = dict(enumerate(names))
+    elif isinstance(names, Mapping):
+        names = {int(key) if isinstance(key, str) and key.isdecimal() else key: name for key, name in names.items()}
     if not isinstance(names, Mapping) or not all(isinstance(key, int) for key in names):
         raise ImageError(f"'{file}' has no `names`, a list of class names or numbers with names; got {names!r}")
     for key, name in names.items():
@@ -119,7 +169,10 @@ def _yolo_images(file: Path, settings: Mapping[str, Any], part: str) -> list[Pat
             found += sorted((p for p in place.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES), key=natural_key)
         else:
             lines = [line.strip() for line in read_lines(place, "list of images", ImageError) if line.strip()]
-            found += [next((p for p in (base / line, place.parent / line) if p.is_file()), base / line) for line in lines]
+            for line in lines:
+                files = [file_in(root, line) for root in (base, place.parent)]
+                found.append(next((one for one in files if one.is_file()), files[0]))
+    found = list(dict.fromkeys(found))
     if not found:
         raise ImageError(f"'{file}': `{part}` has no images ({' '.join(sorted(IMAGE_SUFFIXES))})")
     return found
@@ -139,9 +192,12 @@ def _yolo_row(line: str, where: str, names: Mapping[int, Any], size_hw: tuple[in
     """`class x y width height` or `class x y x y x y ...`, fractions of the image; a number behind a box is its score."""
     words = line.split()
     try:
-        class_id, values = int(words[0]), [float(word) for word in words[1:]]
-    except ValueError:
+        number, *values = map(float, words)
+        class_id = int(number)
+    except (ValueError, OverflowError):
         raise ImageError(f"{where}: {line[:80]!r} has a word that is no number; it is not a YOLO label") from None
+    if class_id != number:
+        raise ImageError(f"{where}: a class is an integer; got {words[0]!r}")
     if class_id not in names:
         raise ImageError(f"{where}: class {class_id} has no name in data.yaml, which has {min(names)} to {max(names)}")
     if len(values) < 4 or not all(map(math.isfinite, values)) or (len(values) > 5 and len(values) % 2):
@@ -164,7 +220,7 @@ def _yolo_row(line: str, where: str, names: Mapping[int, Any], size_hw: tuple[in
 
 
 def _voc(annotations: Path, folder: Path, part: str) -> CocoDataset:
-    files = sorted(annotations.glob("*.xml"), key=natural_key)
+    files = sorted(annotations.rglob("*.xml"), key=natural_key)
     if part:
         listing = annotations.parent / "ImageSets" / "Main" / f"{part}.txt"
         if not listing.is_file():
@@ -237,6 +293,11 @@ def size_of(path: Path) -> tuple[int, int]:
 
 
 def _read_yaml(file: Path) -> Mapping[str, Any]:
+    if file.suffix.lower() == ".txt":  # classes.txt
+        return {
+            "names": [line.strip() for line in read_lines(file, "list of classes", ImageError) if line.strip()],
+            "val": "images",
+        }
     data = read_yaml(file, "annotation file", ImageError, extra="eval", advice="give the data.yaml of a YOLO data set")
     if not isinstance(data, Mapping):
         raise ImageError(f"'{file}' holds no settings of a YOLO data set; it has names: and val:")

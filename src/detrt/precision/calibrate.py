@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from .. import files
 from ..backends.base import Feeds
 from ..backends.onnxruntime.session import OnnxSession, profiled_run
-from ..data.datasets import is_dataset, load_dataset
+from ..data.datasets import image_folder, is_dataset, load_dataset
 from ..data.images import IMAGE_SUFFIXES, ImageSource, load_image
 from ..data.preprocess import preprocess
 from ..errors import GraphError, ImageError
@@ -117,22 +117,6 @@ def find_images(path: Path, limit: int) -> tuple[list[Path], Path | None]:
         raise ImageError(f"'{path}' is not a COCO annotation file ({error!r}); give one, or a folder of images") from None
     folder = image_folder(path, names)
     return _spread([folder / name for name in names], limit), path
-
-
-def image_folder(path: Path, names: Sequence[str]) -> Path:
-    """The folder with the images of a COCO file.
-
-    Raises:
-        ImageError: no known folder has all of them.
-    """
-    kind = path.stem.rpartition("_")[2]
-    folders = [base / sub for base in (path.parent, path.parent.parent) for sub in ("", "images", kind, f"images/{kind}")]
-    for folder in folders:
-        if names and all((folder / name).is_file() for name in names):
-            return folder
-    raise ImageError(
-        f"the {len(names)} images of '{path}' are in none of {', '.join(map(str, folders))}; put the file beside them"
-    )
 
 
 def _spread(paths: list[Path], limit: int) -> list[Path]:

@@ -23,7 +23,7 @@ from ..errors import GraphError
 from ..spec import ModelSpec, Precision
 from ..system import Progress
 from .apply import PrecisionReport, apply_precision, calibrate, unmatched_patterns, write_ranges
-from .calibrate import PromptedImages, find_images, image_folder
+from .calibrate import PromptedImages, find_images
 from .config import RANGES, SEARCH_PLOT, SEARCH_STATE, PrecisionConfig
 from .search import Search, plot
 
@@ -152,7 +152,7 @@ def _search(
     state = config.state or (extras / SEARCH_STATE if extras is not None else None)
     annotations = None
     if coco is not None:
-        from ..data.datasets import load_dataset
+        from ..data.datasets import image_folder, load_dataset
 
         dataset = load_dataset(coco)
         names = [str(image["file_name"]) for image in dataset.images]
