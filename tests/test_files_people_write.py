@@ -115,6 +115,61 @@ def test_a_text_file_has_a_largest_size(tmp_path: Path) -> None:
         files.read_text(path, "labels file", most=100)
 
 
+MARKED = {
+    "colon": "0: cat\n1: dog\n2: bird",
+    "from 1": "1: cat\n2: dog\n3: bird",
+    "space": "0 cat\n1 dog\n2 bird",
+    "comma": "0,cat\n1,dog\n2,bird",
+    "tab": "1\tcat\n2\tdog\n4\tbird",
+    "point": "1. cat\n2. dog\n3. bird",
+    "bracket": "1) cat\n2) dog\n13) bird",
+    "equals": "0 = cat\n1 = dog\n2 = bird",
+    "blank lines between": "0: cat\n\n1: dog",
+    "YAML": "- cat\n- dog\n- bird",
+    "quoted": '"cat"\n"dog"\n"bird"',
+    "quoted for Python": "'cat',\n'dog',\n'bird'",
+    "commas": "cat,\ndog,\nbird",
+}
+PLAIN = {
+    "digits": "0\n1\n2",
+    "some numbers": "2 stroke\n4 wheeler\ncar",
+    "falling numbers": "9 mm\n7 mm\n5 mm",
+    "a number behind": "thing 0\nthing 1\nthing 2",
+    "letters behind": "3d\n4k\n5g",
+    "one name": "1 person",
+    "some dashes": "- cat\ndog\n- bird",
+    "a quotation": "'cat'\ndog\nbird",
+    "a comma within": "cat, small\ncat, large\ndog",
+    "decimals": "0.5 l\n1.5 l\n2.5 l",
+    "ratios": "4:3\n16:9\n21:9",
+    "decimals with commas": "0,5 l\n1,5 l\n2,5 l",
+}
+
+
+@pytest.mark.parametrize("how", MARKED)
+@pytest.mark.parametrize("read", [lambda p: read_labels(p, 3), count_labels, read_class_file], ids=["labels", "count", "classes"])
+def test_lists_with_numbers_or_marks_at_every_name_are_refused(tmp_path: Path, how: str, read: Callable[[Path], Any]) -> None:
+    path = tmp_path / "names.txt"
+    path.write_text(MARKED[how])
+    with pytest.raises(DetrtError, match=r"names\.txt' has (a|quotation) .* at every name; write the names alone"):
+        read(path)
+
+
+@pytest.mark.parametrize("how", PLAIN)
+def test_names_may_hold_numbers_and_marks(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "names.txt"
+    path.write_text(PLAIN[how])
+    names = PLAIN[how].split("\n")
+    assert read_labels(path, len(names)) == dict(enumerate(names))
+    assert read_class_file(path) == names
+
+
+def test_names_with_rising_numbers_are_read_from_a_list(tmp_path: Path) -> None:
+    path = tmp_path / "names.json"
+    path.write_text(json.dumps(["1 cent", "2 cents", "5 cents"]))
+    assert read_labels(path, 3) == {0: "1 cent", 1: "2 cents", 2: "5 cents"}
+
+
 CLASSES = {0: "cat", 1: "dog", 2: "bird"}
 COCO = {
     "images": [],

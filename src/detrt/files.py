@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import DetrtError, MissingPackageError, OutputError, SpecError
+from .errors import DetrtError, MissingPackageError, OutputError, SpecError, one_line
 
 TEMPORARY = ".tmp"  # ends the names of what is not finished
 _TEMPORARY_NAME = re.compile(r"\.(.+)\.(?:\d+|[0-9a-f]{8})" + re.escape(TEMPORARY))  # of files a number
@@ -92,6 +92,42 @@ def read_lines(
 ) -> list[str]:
     """`lines_of` a file; raises what `read_text` raises."""
     return lines_of(read_text(path, what, error, most=most))
+
+
+_NUMBERED = re.compile(r"(\d{1,9})(?:\s*[:;,=|)\].](?!\d)\s*|\s+)\S")  # no decimal
+
+
+def read_names(
+    path: Path | str | os.PathLike, what: str, error: type[DetrtError] = SpecError, *, most: int = _LONGEST_TEXT, advice: str = ""
+) -> list[str]:
+    """`read_lines` of a list of names. advice: where the marks that are refused belong to the names.
+
+    Raises:
+        DetrtError: also for lines that all have a rising number in front, a dash, quotation marks or a comma behind, as other formats
+            of lists have.
+    """
+    lines = read_lines(path, what, error, most=most)
+    if marks := _marks([line for line in lines if line]):
+        raise error(
+            f"the {what} '{path}' has {marks} at every name; write the names alone, one per line"
+            + (f"; {advice}" if advice else "")
+        )
+    return lines
+
+
+def _marks(lines: list[str]) -> str:
+    """What all lines of a list have beside names; "" for nothing."""
+    if len(lines) < 2:
+        return ""
+    if all(numbered := [_NUMBERED.match(line) for line in lines]):
+        numbers = [int(found[1]) for found in numbered if found]
+        if all(after > before for before, after in itertools.pairwise(numbers)):
+            return f"a number ({one_line(lines[0], 40)!r})"
+    if all(line.startswith("- ") for line in lines):
+        return f"a dash ({one_line(lines[0], 40)!r})"
+    if all(line.rstrip(",")[:1] in tuple("\"'") and line.rstrip(",")[-1] == line[0] for line in lines):
+        return f"quotation marks ({one_line(lines[0], 40)})"
+    return f"a comma ({one_line(lines[0], 40)!r})" if all(line.endswith(",") for line in lines[:-1]) else ""
 
 
 def read_json(

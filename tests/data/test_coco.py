@@ -93,6 +93,14 @@ def test_bad_truth(tmp_path, text):
         ("annotations", {"bbox": [1, 2, float("nan"), 3]}, "not 4 finite numbers"),
         ("categories", {"id": 2}, "2 entries of 'categories' have the id 2"),
         ("categories", {"name": ["a"]}, r"categories\[0\] has the name \['a'\], not text"),
+        ("categories", {"name": True}, r"categories\[0\] has the name True, not text"),
+        ("categories", {"name": None}, r"categories\[0\] has the name None, not text"),
+        ("images", {"file_name": None}, r"images\[0\] has the file_name None, not the name of a file"),
+        ("images", {"file_name": ""}, r"images\[0\] has the file_name ''"),
+        ("images", {"file_name": False}, r"images\[0\] has the file_name False"),
+        ("images", {"file_name": ["a.png"]}, r"images\[0\] has the file_name \['a.png'\]"),
+        ("images", {"file_name": {"path": "a.png"}}, r"images\[0\] has the file_name"),
+        ("images", {"file_name": 1.5}, r"images\[0\] has the file_name 1.5"),
         ("categories", {"id": "1"}, "ids of 'categories' are numbers and text"),
     ],
 )
@@ -109,6 +117,24 @@ def test_entries_that_pycocotools_does_not_take(part, change, words, tmp_path):
     path.write_text(json.dumps(truth))
     with pytest.raises(ImageError, match=words):
         load_coco(path)
+
+
+def test_what_other_tools_write_is_read(tmp_path):
+    truth = {
+        "images": [
+            {"id": 1, "file_name": "images\\train\\a.png"},
+            {"id": 2, "file_name": 17},
+            {"id": 3, "file_name": "odd/b\\c.png"},
+        ],
+        "annotations": [{"image_id": 1, "category_id": 1, "bbox": [0, 0, 4, 5], "area": None, "iscrowd": None}],
+        "categories": [{"id": 1, "name": 7}],
+    }
+    path = tmp_path / "truth.json"
+    path.write_text(json.dumps(truth))
+    dataset = load_coco(path)
+    assert [image["file_name"] for image in dataset.images] == ["images/train/a.png", "17", "odd/b\\c.png"]
+    assert dataset.annotations[0]["area"] == 20 and dataset.annotations[0]["iscrowd"] == 0
+    assert dataset.image_id("x/train/a.png") == 1 and dataset.image_id("a.png") == 1
 
 
 def test_an_image_has_one_entry(tmp_path):

@@ -169,7 +169,7 @@ def file_in(folder: Path, name: str) -> Path:
 
 
 def load_coco(path: str | os.PathLike, *, annotations: bool = True) -> CocoDataset:
-    """Read a COCO annotation file; `area` and `iscrowd` are filled in where they are missing.
+    """Read a COCO annotation file; `area` and `iscrowd` are filled in where they are missing or null.
 
     annotations: False where only images and categories are needed, as those of a test set, which has no annotations.
 
@@ -194,10 +194,13 @@ def load_coco(path: str | os.PathLike, *, annotations: bool = True) -> CocoDatas
         if count > 1:
             raise ImageError(f"the annotation file '{path}': {count} entries of '{part}' have the id {id_!r}; give each its own")
     for index, category in enumerate(categories):
-        if not isinstance(category["name"], (str, int, float)):
+        if not isinstance(category["name"], (str, int, float)) or isinstance(category["name"], bool):
             raise ImageError(f"the annotation file '{path}': categories[{index}] has the name {category['name']!r}, not text")
-    for image in images:
-        image["file_name"] = str(image["file_name"])
+    for index, image in enumerate(images):
+        name = image["file_name"]
+        if not isinstance(name, (str, int)) or isinstance(name, bool) or not str(name).strip():
+            raise ImageError(f"the annotation file '{path}': images[{index}] has the file_name {name!r}, not the name of a file")
+        image["file_name"] = str(name) if "/" in str(name) else str(name).replace("\\", "/")  # as tools on Windows write it
     if not annotations:
         return CocoDataset(path, images, categories, [])
     found = _entries(raw, path, "annotations", ("image_id", "category_id", "bbox"))

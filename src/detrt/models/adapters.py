@@ -27,7 +27,7 @@ _PART = re.compile(
 _COPY = re.compile(r"^(?P<layer>.+)\.modules_to_save\.(?P<name>\w+)\.(?P<leaf>.+)$")
 _UNMERGED = re.compile(r"\.(lora_\w+|base_layer|modules_to_save|original_module|ia3_\w+|oft_\w+|hada_\w+|lokr_\w+)(\.|$)")
 # Settings with which the adapted model is another function than the sum, and the values without effect.
-_OTHER = {
+_OTHER: dict[str, tuple] = {
     "use_dora": (False, None),
     "layer_replication": (None, []),
     "target_parameters": (None, []),
@@ -153,8 +153,8 @@ def _merge(
         base[target] = tensor
     if len(names) > 1:
         raise SourceError(f"'{ref}' has several adapters ({', '.join(sorted(names))}); keep one, or save the merged model")
-    for layer, found in parts.items():
-        _add(base, layer, found, alphas[layer], config, ref)
+    for layer, factors in parts.items():
+        _add(base, layer, factors, alphas[layer], config, ref)
     if not parts and not given:
         raise SourceError(f"'{ref}' has an adapter without tensors; save it again")
     return len(parts)

@@ -132,7 +132,7 @@ def _named(path: Path | str) -> tuple[dict[int, str], int | None]:
     elif path.suffix.lower() == ".json":
         data = files.read_json(path, "labels file")
     else:
-        lines = files.read_lines(path, "labels file")
+        lines = files.read_names(path, "labels file", advice=_AS_JSON)
         return {number: line for number, line in enumerate(lines) if line}, len(lines)
     if isinstance(data, dict):  # a file of a data set or a model, which has more than its class names
         data = next((data[key] for key in ("names", "id2label", "categories") if key in data), data)
@@ -152,6 +152,11 @@ def _named(path: Path | str) -> tuple[dict[int, str], int | None]:
     if len(found) < len(named):
         raise SpecError(f"labels file '{path}' names an id twice")
     return found, None if isinstance(data, dict) else len(found)
+
+
+_AS_JSON = (
+    'ids and names are read from a file .json with {"0": "person", ...}, and such marks in names from a list, ["1 cent", ...]'
+)
 
 
 def _is_name(value: object) -> bool:

@@ -178,7 +178,7 @@ def read_prompt_file(path: str | os.PathLike) -> str:
     """The one prompt in a text file (UTF-8); line breaks are spaces.
 
     Raises:
-        PromptError: the file is missing, too large, empty or not text.
+        PromptError: the file is missing, too large, empty, not text, or a list with other marks than names.
     """
     text = " ".join(files.read_text(path, "prompt file", PromptError, most=_LONGEST_FILE).split())
     if not text:
@@ -192,7 +192,7 @@ def read_class_file(path: str | os.PathLike) -> list[str]:
     Raises:
         PromptError: the file is missing, too large, empty or not text.
     """
-    lines = files.read_lines(path, "class file", PromptError, most=_LONGEST_FILE)
+    lines = files.read_names(path, "class file", PromptError, most=_LONGEST_FILE)
     if not any(lines):
         raise PromptError(f"the class file '{os.fspath(path)}' is empty; write one class name a line")
     return lines
