@@ -303,7 +303,7 @@ def bundle(tmp_path_factory):
             "random:yolos/tiny", folder, export=ExportConfig(height=64, width=96, check=False), targets=(config,),
             progress=lambda *step: seen.append(step),
         )  # fmt: skip
-    assert any("compiling" in text for _, _, text in seen)
+    assert any("compiling" in text and text.endswith(" s, waiting for the C++ compiler") for _, _, text in seen), seen
     assert not list(temporary.rglob("precompiled_headers")), "150 MB for each form of a header"
     return folder
 

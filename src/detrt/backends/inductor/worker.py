@@ -6,11 +6,14 @@ own. The request: {"ref", "loading", "spec", "config", "precision", "package"}.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -33,6 +36,20 @@ from .package import Run, is_artifact, load_package
 from .passes import prepare, tune_for_gpu
 from .ties import run_with_ties
 from .types import low_fraction, lower_types
+
+TELL_SECONDS = 1.0
+# Files of PyTorch's compiler -> what it does there.
+STEPS = {
+    "_inductor/cpp_builder.py": "waiting for the C++ compiler",
+    "_inductor/async_compile.py": "waiting for kernels",
+    "_inductor/runtime/": "timing kernels",
+    "_inductor/select_algorithm.py": "timing kernels",
+    "_inductor/scheduler.py": "planning kernels",
+    "_inductor/fx_passes/": "simplifying",
+    "_inductor/graph.py": "lowering operators",
+    "/_functorch/": "tracing",
+    "torch/export/": "tracing",
+}
 
 
 def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
@@ -65,8 +82,8 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         fraction = low_fraction(captured.graph, precision)
         if config.device == "cuda":
             tune_for_gpu(captured)
-    progress(0.2, "compiling with PyTorch Inductor; this takes minutes")
-    compile_package(captured, package, tune="max" if config.tune == "max" else "", form=config.package_form)
+    with _telling(lambda text: progress(0.2, f"compiling with PyTorch Inductor, minutes: {text}")):
+        compile_package(captured, package, tune="max" if config.tune == "max" else "", form=config.package_form)
     progress(0.95, "comparing with PyTorch")
     run = load_package(package, config.device)
     errors = _differences_of(captured, captured.inputs, expected, _run(run, captured.inputs), precision)
@@ -93,6 +110,35 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         "peak_memory_mib": round(peak_memory_mib()),
         "size": package.stat().st_size,
     }
+
+
+@contextlib.contextmanager
+def _telling(say: Callable[[str], None]) -> Iterator[None]:
+    """Say every second what PyTorch's compiler does in this thread: it calls nothing on its way, so its stack is read."""
+    mine, done, start = threading.get_ident(), threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        while not done.wait(TELL_SECONDS):
+            say(f"{time.monotonic() - start:.0f} s, {_step_of(sys._current_frames().get(mine))}")
+
+    say("begun")
+    teller = threading.Thread(target=tell, name="detrt-tell", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        done.set()
+        teller.join()
+
+
+def _step_of(frame: FrameType | None) -> str:
+    """What the innermost known function of a stack does."""
+    while frame is not None:
+        for place, step in STEPS.items():
+            if place in frame.f_code.co_filename.replace(os.sep, "/"):
+                return step
+        frame = frame.f_back
+    return "writing the graph"
 
 
 def _require_equal(errors: dict[str, float], precision: Precision) -> None:
