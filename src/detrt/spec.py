@@ -549,6 +549,11 @@ def parse_triple(text: str, flag: str = "batch") -> Triple:
     return (numbers[0], numbers[0], numbers[0]) if len(numbers) == 1 else (numbers[0], numbers[1], numbers[2])
 
 
+def comma_separated(text: str) -> tuple[str, ...]:
+    """The parts of a comma-separated list that are not empty."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
 def parse_numbers(text: str, flag: str) -> tuple[int, ...]:
     """Comma-separated integers above 0: "4,8" -> (4, 8). Raises SpecError."""
     parts = [part.strip() for part in text.split(",")]

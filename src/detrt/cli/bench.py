@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ..models.load_options import LoadOptions
-from ..spec import parse_numbers
+from ..spec import comma_separated, parse_numbers
 from .options import FILE, TEXT, command
 
 Models = Annotated[
@@ -99,10 +99,10 @@ def bench(
         msda=msda,
         fixed=fixed,
         load=load,
-        scopes=tuple(name.replace("-", "_") for name in _names(scopes)),
-        backends=_names(backends),
-        providers=_names(provider),
-        devices=_names(device),
+        scopes=tuple(name.replace("-", "_") for name in comma_separated(scopes or "")),
+        backends=comma_separated(backends or ""),
+        providers=comma_separated(provider or ""),
+        devices=comma_separated(device or ""),
         prompt=prompt,
         against=tuple(against or ()),
         compile=compiled,
@@ -117,10 +117,6 @@ def bench(
         show.write_json(report, json_file)
     if json_file != "-":
         _print(report)
-
-
-def _names(text: str | None) -> tuple[str, ...]:
-    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 
 def _print(report: dict[str, Any]) -> None:

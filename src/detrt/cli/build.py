@@ -20,8 +20,8 @@ from ..errors import DetrtError, OutputError, SourceError, printable
 from ..models.contract import ExportConfig
 from ..models.load_options import LoadOptions
 from ..precision.config import PrecisionConfig
-from ..spec import Triple, parse_triple
-from .options import FILE, TEXT, Given, GivenBackends, SizeOptions, comma_separated, command
+from ..spec import Triple, comma_separated, parse_triple
+from .options import FILE, TEXT, Given, GivenBackends, SizeOptions, command
 from .spellings import spelled
 
 if TYPE_CHECKING:

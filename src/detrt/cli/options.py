@@ -32,7 +32,7 @@ import typer
 
 from ..backends.targets import BACKEND, TARGETS
 from ..errors import DetrtError, PromptError
-from ..spec import Triple, parse_size, parse_triple
+from ..spec import Triple, comma_separated, parse_size, parse_triple
 from .spellings import spelled
 
 if TYPE_CHECKING:
@@ -248,11 +248,6 @@ def _fits(value: Any, allowed: tuple[str, ...]) -> bool:
     return isinstance(value, str) and bool({part.strip() for part in value.split(",")} & set(allowed))
 
 
-def comma_separated(text: str) -> tuple[str, ...]:
-    """The parts of a comma-separated list that are not empty."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
 # Metadata of the fields `tile` and `overlap` of every command that detects in tiles.
 TILE = {
     "help": "Detect in tiles of this size, 640 or HEIGHTxWIDTH, and in the whole image.",
@@ -390,7 +385,7 @@ class PromptOptions:
         with contextlib.suppress(OSError, ValueError):  # a text that can be no name
             if Path(text).is_file():
                 return [f"--prompt finds what its words say, and {text!r} is also a file; to read it: --prompt-file {text}"]
-        parts = [part.strip() for part in text.split(",") if part.strip()]
+        parts = comma_separated(text)
         if len(parts) > 1 and "." not in text:
             return [f"{text!r} is one phrase, because full stops end phrases; for several: --prompt '{'. '.join(parts)}.'"]
         return []

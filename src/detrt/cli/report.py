@@ -18,8 +18,8 @@ from ..data.images import expand_inputs
 from ..errors import DetrtError
 from ..models.load_options import LoadOptions
 from ..precision.config import PrecisionConfig
-from ..spec import parse_numbers, parse_size
-from .options import TEXT, Given, comma_separated, command
+from ..spec import comma_separated, parse_numbers, parse_size
+from .options import TEXT, Given, command
 
 REPORT_TARGETS = tuple(name for name, (_, build) in builds().items() if not build.from_checkpoint)
 

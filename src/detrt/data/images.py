@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from ..errors import ImageError
+from ..spec import comma_separated
 from .addresses import without_secrets
 from .raw_image import EncodedImage, RawImage
 
@@ -282,8 +283,8 @@ def parse_image_formats(text: str) -> tuple[str, ...]:
     """
     Image.init()
     suffixes = Image.registered_extensions()
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    formats = tuple(dict.fromkeys(suffixes.get(f".{name.lower().lstrip('.')}", name.upper()) for name in names))
+    names = (suffixes.get(f".{name.lower().lstrip('.')}", name.upper()) for name in comma_separated(text))
+    formats = tuple(dict.fromkeys(names))
     known = sorted(set(Image.OPEN) - set(_UNSAFE_FORMATS))
     if wrong := [name for name in formats if name not in known]:
         raise ImageError(f"'{wrong[0]}' is not an image format that is read here; known are: {', '.join(known)}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..backends.targets import TARGETS
 from ..errors import GraphError, check_one_of
-from ..spec import Precision
+from ..spec import Precision, comma_separated
 
 PRECISIONS = (*Precision, "auto")
 METHODS = ("auto", "entropy", "percentile", "mse", "minmax")
@@ -31,11 +31,6 @@ def parse_budget(text: str) -> tuple[str, float]:
         return kind.strip(), float(number)
     except ValueError:
         raise GraphError(f"`budget` must be ap=POINTS (of 100) or drift=NUMBER, such as ap=0.1; got {text!r}") from None
-
-
-def parse_patterns(text: str) -> tuple[str, ...]:
-    """The entries of a comma-separated list of module paths or patterns."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +101,7 @@ class PrecisionConfig:
             "help": "Comma-separated module paths or patterns that stay FP32: decoder.layers.5,*bbox*.",
             "panel": "Precision",
             "many": True,
-            "parse": parse_patterns,
+            "parse": comma_separated,
             "needs": {"precision": BELOW_FP32},
         },
     )

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from ...data.preprocess import SizeHW
 from ...data.raw_image import LoadedImage, YuvImage
 from ...data.resample import AxisTable, axis_table, down_first
 
-SizeHW = tuple[int, int]
 # Integers that describe one image to the kernel, in this order: sizes in pixels, `source` in bytes from the start of the block,
 # offsets of tables in int32 elements. Rows have a fixed length, so that a program can index its own.
 FIELDS = (

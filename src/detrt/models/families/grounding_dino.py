@@ -26,8 +26,8 @@ HEADS = 8
 TEMPERATURE = 20  # of the position embedding
 # What ends a phrase or frames a prompt (the paper's section 3.4, and both published implementations).
 MARKS = ("[CLS]", "[SEP]", ".", "?")
-_SWIN = "model.backbone.conv_encoder.model.swin."
-_BLOCK = f"{_SWIN}encoder.layers.#.blocks.#."
+SWIN = "model.backbone.conv_encoder.model.swin."
+BLOCK = f"{SWIN}encoder.layers.#.blocks.#."
 # Of the classifier that the library's Swin is cut from; a backbone does not run it, and the file has none.
 _UNUSED_NORM = "backbone.0.norm"
 
@@ -45,20 +45,20 @@ FUSION = (
     ("attn.out_l_proj.@", "attn.out_text_proj.@"),
 )
 TABLE = (
-    ("backbone.0.patch_embed.proj.@", f"{_SWIN}embeddings.patch_embeddings.projection.@"),
-    ("backbone.0.patch_embed.norm.@", f"{_SWIN}embeddings.norm.@"),
-    ("backbone.0.layers.#.blocks.#.norm1.@", f"{_BLOCK}layernorm_before.@"),
-    ("backbone.0.layers.#.blocks.#.norm2.@", f"{_BLOCK}layernorm_after.@"),
-    ("backbone.0.layers.#.blocks.#.attn.qkv.@", f"{_BLOCK}attention.{{q,k,v}}_proj.@"),
-    ("backbone.0.layers.#.blocks.#.attn.proj.@", f"{_BLOCK}attention.o_proj.@"),
+    ("backbone.0.patch_embed.proj.@", f"{SWIN}embeddings.patch_embeddings.projection.@"),
+    ("backbone.0.patch_embed.norm.@", f"{SWIN}embeddings.norm.@"),
+    ("backbone.0.layers.#.blocks.#.norm1.@", f"{BLOCK}layernorm_before.@"),
+    ("backbone.0.layers.#.blocks.#.norm2.@", f"{BLOCK}layernorm_after.@"),
+    ("backbone.0.layers.#.blocks.#.attn.qkv.@", f"{BLOCK}attention.{{q,k,v}}_proj.@"),
+    ("backbone.0.layers.#.blocks.#.attn.proj.@", f"{BLOCK}attention.o_proj.@"),
     (
         "backbone.0.layers.#.blocks.#.attn.relative_position_bias_table",
-        f"{_BLOCK}attention.relative_position_bias.relative_position_bias_table",
+        f"{BLOCK}attention.relative_position_bias.relative_position_bias_table",
     ),
-    ("backbone.0.layers.#.blocks.#.mlp.@.@", f"{_BLOCK}mlp.@.@"),
-    ("backbone.0.layers.#.downsample.@.@", f"{_SWIN}encoder.layers.#.downsample.@.@"),
+    ("backbone.0.layers.#.blocks.#.mlp.@.@", f"{BLOCK}mlp.@.@"),
+    ("backbone.0.layers.#.downsample.@.@", f"{SWIN}encoder.layers.#.downsample.@.@"),
     *((f"backbone.0.norm{i}.@", f"model.backbone.conv_encoder.model.hidden_states_norms.stage{i + 1}.@") for i in range(4)),
-    (f"{_UNUSED_NORM}.@", f"{_SWIN}layernorm.@"),
+    (f"{_UNUSED_NORM}.@", f"{SWIN}layernorm.@"),
     ("input_proj.#.#.@", "model.input_proj_vision.#.#.@"),
     ("bert.**", "model.text_backbone.**"),
     ("feat_map.@", "model.text_projection.@"),

@@ -13,34 +13,32 @@ from ..checkpoints.key_map import LoadReport, Table
 from ..checkpoints.shapes import Shapes
 from . import dino
 from .base import Format, RandomModel
-from .grounding_dino import FUSION, HEADS, bert, grounding_row, swin
+from .grounding_dino import BLOCK, FUSION, HEADS, SWIN, bert, grounding_row, swin
 from .sizes import BERT, LEVELS, STAGES, SWIN_T, TINY_GROUNDING, TINY_SWIN, WIDE_SWIN
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _BERT = "language_model.language_backbone.body.model"
-_SWIN = "model.backbone.conv_encoder.model.swin."
-_BLOCK = f"{_SWIN}encoder.layers.#.blocks.#."
 # Of the classifier that the library's Swin is cut from; a backbone does not run it, and the file has none.
 _UNUSED_NORM = "backbone.norm"
 _FFN = (("ffn.layers.0.0", "fc1"), ("ffn.layers.1", "fc2"))
 
 TABLE: Table = (
-    ("backbone.patch_embed.projection.@", f"{_SWIN}embeddings.patch_embeddings.projection.@"),
-    ("backbone.patch_embed.norm.@", f"{_SWIN}embeddings.norm.@"),
-    ("backbone.stages.#.blocks.#.norm1.@", f"{_BLOCK}layernorm_before.@"),
-    ("backbone.stages.#.blocks.#.norm2.@", f"{_BLOCK}layernorm_after.@"),
-    ("backbone.stages.#.blocks.#.attn.w_msa.qkv.@", f"{_BLOCK}attention.{{q,k,v}}_proj.@"),
-    ("backbone.stages.#.blocks.#.attn.w_msa.proj.@", f"{_BLOCK}attention.o_proj.@"),
+    ("backbone.patch_embed.projection.@", f"{SWIN}embeddings.patch_embeddings.projection.@"),
+    ("backbone.patch_embed.norm.@", f"{SWIN}embeddings.norm.@"),
+    ("backbone.stages.#.blocks.#.norm1.@", f"{BLOCK}layernorm_before.@"),
+    ("backbone.stages.#.blocks.#.norm2.@", f"{BLOCK}layernorm_after.@"),
+    ("backbone.stages.#.blocks.#.attn.w_msa.qkv.@", f"{BLOCK}attention.{{q,k,v}}_proj.@"),
+    ("backbone.stages.#.blocks.#.attn.w_msa.proj.@", f"{BLOCK}attention.o_proj.@"),
     (
         "backbone.stages.#.blocks.#.attn.w_msa.relative_position_bias_table",
-        f"{_BLOCK}attention.relative_position_bias.relative_position_bias_table",
+        f"{BLOCK}attention.relative_position_bias.relative_position_bias_table",
     ),
-    *((f"backbone.stages.#.blocks.#.{old}.@", f"{_BLOCK}mlp.{new}.@") for old, new in _FFN),
-    ("backbone.stages.#.downsample.@.@", f"{_SWIN}encoder.layers.#.downsample.@.@"),
+    *((f"backbone.stages.#.blocks.#.{old}.@", f"{BLOCK}mlp.{new}.@") for old, new in _FFN),
+    ("backbone.stages.#.downsample.@.@", f"{SWIN}encoder.layers.#.downsample.@.@"),
     *((f"backbone.norm{i}.@", f"model.backbone.conv_encoder.model.hidden_states_norms.stage{i + 1}.@") for i in range(4)),
-    (f"{_UNUSED_NORM}.@", f"{_SWIN}layernorm.@"),
+    (f"{_UNUSED_NORM}.@", f"{SWIN}layernorm.@"),
     ("neck.convs.#.conv.@", "model.input_proj_vision.#.0.@"),
     ("neck.convs.#.gn.@", "model.input_proj_vision.#.1.@"),
     (f"{_BERT}.**", "model.text_backbone.**"),
