@@ -13,7 +13,6 @@ from PIL import Image
 
 from ..detections import Detections
 from ..files import writing
-from .draw import draw_detections
 from .images import load_image
 
 WRITTEN_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
@@ -50,6 +49,8 @@ class ImageDetections(Detections):
         Raises:
             ImageError: the file has gone, or the font cannot be read.
         """
+        from .draw import draw_detections  # with Pillow's fonts: 1 MiB that no worker of a server needs
+
         return draw_detections(self.image, self, font=font)
 
     def save(self, path: str | os.PathLike, *, font: str | os.PathLike | None = None) -> None:

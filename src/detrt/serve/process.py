@@ -8,17 +8,13 @@ import pickle
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from ..backends.worker_process import HEAD, Bulk, Channel, Worker, lengths_format, work_for_parent
+from ..backends.worker_process import HEAD, Bulk, Worker, lengths_format
+from .child import OF_THE_GROUP
 
 # Otherwise freed images remain in a heap per thread, and memory grows for hours.
 _ENVIRONMENT = {"MALLOC_ARENA_MAX": "2", "OMP_NUM_THREADS": "1"}
-_FIRST_VICTIM = "500"  # of 1000
-# Signals that reach the whole group, from a terminal, `timeout` or `systemctl kill`. The server process drains or loads the models
-# again, and needs its processes meanwhile, also those that it has just started.
-_OF_THE_GROUP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PIECE = 256 * 1024  # bytes that are copied at a time
 
 
@@ -33,7 +29,7 @@ class LoopWorker(Worker):
     _reading: asyncio.Task[None] | None = None
 
     def __init__(self, module: str) -> None:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_GROUP)  # the process inherits the mask
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, OF_THE_GROUP)  # the process inherits the mask
         try:
             super().__init__((sys.executable, "-m", f"detrt.serve.{module}"), environment=_ENVIRONMENT)
         finally:
@@ -80,18 +76,3 @@ async def _exactly(reader: asyncio.StreamReader, count: int) -> Bulk:
             raise asyncio.IncompleteReadError(b"", count)
         found += piece
     return found
-
-
-def work_for_server(descriptor: int, work: Callable[[Channel], None]) -> None:
-    """In the process: `work(channel)`, until the server process closes the socket, whatever signals the group gets."""
-    _be_first_victim()
-    for number in _OF_THE_GROUP:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_THE_GROUP)  # for the processes that this one starts
-    work_for_parent(descriptor, work, ignored=())
-
-
-def _be_first_victim() -> None:
-    """In a child: let the system end this process before the front process where memory runs out; children are replaced."""
-    with contextlib.suppress(OSError):  # Linux only
-        Path("/proc/self/oom_score_adj").write_text(_FIRST_VICTIM)

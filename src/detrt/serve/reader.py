@@ -18,11 +18,12 @@ from typing import Any, Protocol, TypeVar
 
 from ..backends.worker_process import MAX_DEATHS, Bulk, Channel, Failed
 from ..spec import TensorInfo
+from .child import work_for_server
 from .config import ServeConfig
 from .errors import Refused
 from .kserve import InferRequest, parse_infer
 from .messages import Alive
-from .process import LoopWorker, work_for_server
+from .process import LoopWorker
 from .request import DetectRequest, read_detect
 
 log = logging.getLogger("detrt.serve")

@@ -38,12 +38,12 @@ from ..detections import Detections
 from ..detector import Detector
 from ..errors import DetrtError, ImageError, PromptError, SessionError, SpecError
 from ..text.prompts import ImageQueries, Prompt
+from .child import work_for_server
 from .config import ServedModel
 from .content import opened_content, stored_content
 from .errors import Refused
 from .kserve import GRAPH, build_infer
 from .messages import MAX_TILES, Alive, Answer, Batch, Done, ImageTask, Left, ModelFacts, Ready, Setup, TensorTask
-from .process import work_for_server
 
 if TYPE_CHECKING:
     from ..backends.gpu.decoder import GpuDecoder
