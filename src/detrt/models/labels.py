@@ -66,7 +66,9 @@ def choose(
         return names, f"class names of '{file}'{_start(names, classes)}"
     if stored:
         names = dict(stored) if isinstance(stored, Mapping) else dict(enumerate(stored, first or 0))
-        if max(names) < classes and (isinstance(stored, Mapping) or len(names) >= classes - 1):
+        # A fine-tuned head may keep the columns of its pre-training, which have no name then; the names of the label set have its ids.
+        whole = first is not None and set(names.values()) != set((labels_for(classes) or {}).values())
+        if max(names) < classes and (isinstance(stored, Mapping) or whole or len(names) >= classes - 1):
             return names, f"{len(names)} class names of the checkpoint{_start(names, classes)}"
     unfit = f"; {len(stored)} names in the checkpoint do not fit and were not used" if stored else ""
     sets = label_sets() | {count: (title, dict(enumerate(names))) for count, (title, names) in (published or {}).items()}

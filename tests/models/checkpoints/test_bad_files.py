@@ -280,6 +280,18 @@ def test_the_first_name_of_an_rf_detr_follows_version_and_data_set(origin):
     assert names == {first: "cat", first + 1: "dog", first + 2: "cow"} and f"'cat' is column {first} (`labels_start`)" in note
 
 
+@pytest.mark.parametrize("first", (0, 1))
+@pytest.mark.parametrize("classes", (4, 80, 91, 366))
+def test_a_head_that_kept_columns_of_its_pre_training_has_the_names_of_the_file(first, classes):
+    names, note = choose(classes, stored=["keyboard", "computer mouse"], first=first)
+    assert names == {first: "keyboard", first + 1: "computer mouse"} and f"'keyboard' is column {first}" in note
+
+
+def test_the_names_of_a_label_set_keep_their_published_ids():
+    coco = list(labels_for(91).values())
+    assert choose(91, stored=coco, first=1)[0] == labels_for(91) == choose(91, stored=coco, first=0)[0]
+
+
 def test_other_formats_have_a_name_for_each_column():
     assert names_start("dino", StateFile({}, "weights")) is None
     assert choose(4, stored={1: "cat", 3: "cow"})[0] == {1: "cat", 3: "cow"}
