@@ -124,6 +124,90 @@ def test_a_worker_that_is_replaced_does_not_bring_another_model(bundle, client_o
     assert len(server.log.split("opened other content")) == 1
 
 
+@pytest.mark.parametrize("killed", [False, True], ids=["", "killed"])
+def test_a_bundle_that_is_replaced_while_workers_start_is_served_as_it_is_then(bundle, client_of, killed):
+    """The first worker is ready with the old content when the second one, held here, begins to open. The server ended."""
+
+    def replace_meanwhile(server):
+        wait_until(lambda: len(server.workers()) == 2)
+        held = server.workers()[1]
+        held.send_signal(signal.SIGSTOP)
+        wait_until(lambda: "1 of 2" in server.log, 60)
+        build(bundle, "new")
+        held.send_signal(signal.SIGKILL if killed else signal.SIGCONT)
+
+    with Server(bundle, "--workers", 2, while_starting=replace_meanwhile) as server:
+        client = client_of(server)
+        assert {ask(client) for _ in range(20)} == {"new"}
+        assert contents(client) == {"shapes": Bundle.open(bundle).digest}
+        assert client.get("/readyz").json()["workers"] == 2 and len(server.workers()) == 2
+        assert server.log.count("were replaced while workers opened them") == 1
+
+
+def test_a_bundle_that_cannot_be_opened_ends_the_start_with_its_reason(bundle):
+    """Also where the one before it was replaced by it while workers started."""
+
+    def damage(server):
+        wait_until(lambda: len(server.workers()) == 2)
+        held = server.workers()[1]
+        held.send_signal(signal.SIGSTOP)
+        wait_until(lambda: "1 of 2" in server.log, 60)
+        build(bundle, "new")
+        (bundle / "model.onnx").write_bytes(b"")
+        held.send_signal(signal.SIGCONT)
+        assert server.process.wait(60) == 2
+        assert "model.onnx" in server.log and "Traceback" not in server.log
+
+    with pytest.raises(AssertionError, match="the server did not start"):
+        Server(bundle, "--workers", 2, while_starting=damage)
+
+
+def test_builds_meet_a_start_and_loads(bundle, client_of):
+    """What is served is one of what was built, by all workers alike, whenever it was built."""
+    built = [Bundle.open(bundle).digest]
+
+    def build_one(pause: float) -> None:
+        time.sleep(pause)
+        build(bundle, f"{len(built)}")
+        built.append(Bundle.open(bundle).digest)
+
+    with Server(bundle, "--workers", 3, while_starting=lambda server: [build_one(0.6) for _ in range(3)]) as server:
+        client = client_of(server)
+        assert contents(client)["shapes"] == built[-1]
+        for pause in (0.2, 0.6, 1.0, 1.4):
+            builder = threading.Thread(target=build_one, args=(pause,))
+            builder.start()
+            loaded = client.post("/v2/repository/models/shapes/load")
+            builder.join()
+            assert loaded.status_code == 200, loaded.text
+            assert contents(client)["shapes"] in built[-2:]
+            assert len({ask(client) for _ in range(12)}) == 1
+            assert client.get("/readyz").json()["workers"] == 3
+
+
+@pytest.mark.slow
+def test_what_waits_for_a_worker_that_is_being_restarted_ends_with_a_load(bundle, client_of):
+    """It waited for its deadline, and the old generation stayed for ever."""
+    with Server(bundle, "--workers", 1) as server:
+        client, answers = client_of(server), []
+        (bundle / "model.onnx").write_bytes(b"")
+        server.workers()[0].kill()
+        wait_until(lambda: server.log.count("cannot start") == 6, 120)  # the next start is six seconds away
+        wait_until(lambda: not server.workers())
+        thread = threading.Thread(
+            target=lambda: answers.append(
+                client_of(server).post("/v1/detect", content=RED, headers={"Content-Type": "image/png"})
+            )
+        )
+        thread.start()
+        wait_until(lambda: metric(client, "detrt_queue_images") == 1)
+        build(bundle, "new")
+        assert client.post("/v2/repository/models/shapes/load").status_code == 200
+        thread.join(5)
+        assert [answer.json()["error"]["code"] for answer in answers] == ["replaced"]
+        assert ask(client) == "new" and len(server.workers()) == 1
+
+
 def test_requests_in_flight_finish_on_what_they_were_sent_to(bundle, client_of):
     with Server(bundle, "--workers", 1, "--max-batch", 2) as server:
         client, labels = client_of(server), []

@@ -26,9 +26,15 @@ START_S = 120  # a loaded machine takes its time; only a hang takes so long
 
 
 class Server:
-    """A running server; `log` is what it printed so far."""
+    """A running server; `log` is what it printed so far. while_starting: called with it before it is ready."""
 
-    def __init__(self, *arguments: object, env: dict[str, str] | None = None, one_thread: bool = True) -> None:
+    def __init__(
+        self,
+        *arguments: object,
+        env: dict[str, str] | None = None,
+        one_thread: bool = True,
+        while_starting: Callable[[Server], None] = lambda server: None,
+    ) -> None:
         self._log = tempfile.NamedTemporaryFile("w+", suffix=".log")
         self.process = subprocess.Popen(
             [*COMMAND, "serve", *map(str, arguments), "--port", "0"],
@@ -37,6 +43,7 @@ class Server:
             stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **({"OMP_NUM_THREADS": "1"} if one_thread else {}), **(env or {})},
         )
+        while_starting(self)
         wait_until(lambda: "ready at" in self.log or self.process.poll() is not None, START_S)
         found = re.search(r"ready at (http://\S+)", self.log)
         assert found, f"the server did not start: {self.log}"

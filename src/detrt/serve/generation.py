@@ -60,6 +60,7 @@ class Generation:
         workers: by their index; None: not started.
         pauses: seconds before the next start of each.
         error: why it cannot be opened, of one that replaces another.
+        mixed: whether its workers opened different content, because a model was replaced meanwhile.
         decided: set once all of its workers were ready, or one failed.
     """
 
@@ -69,6 +70,7 @@ class Generation:
         self.workers: list[ServerWorker | None] = [None] * workers
         self.pauses = [FIRST_PAUSE_S] * workers
         self.error: DetrtError | None = None
+        self.mixed = False
         self.decided = asyncio.Event()
 
     def live(self) -> Iterator[ServerWorker]:

@@ -13,6 +13,7 @@ from ..backends.worker_process import Bulk
 from ..data.images import FAST_FORMATS
 from ..data.tiles import Tiling
 from ..detections import Detections
+from ..errors import SessionError
 from ..spec import ModelSpec, TensorInfo
 from .config import ServeConfig, ServedModel
 from .errors import Refused
@@ -20,6 +21,10 @@ from .errors import Refused
 # Of a request, whatever its form: characters of a prompt and of a name, names of a list, and detections of an image.
 MAX_TILES = 128  # of an image, the whole image among them
 MAX_PROMPT, MAX_NAME, MAX_NAMES, MAX_DETECTIONS = 20_000, 1000, 5000, 100_000
+
+
+class ContentChanged(SessionError):
+    """A worker cannot open what `Setup.pinned` says, because other content is stored now."""
 
 
 @dataclass(frozen=True, slots=True)

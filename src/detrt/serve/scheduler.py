@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from .batcher import ALONE, Batcher, Item, QueueFull
 from .config import ServeConfig
 from .errors import Refused
 from .generation import FIRST_PAUSE_S, Generation, Sent, ServerWorker
-from .messages import Alive, Answer, Batch, Done, ImageTask, Left, ModelFacts, Ready, Setup, TensorTask
+from .messages import Alive, Answer, Batch, ContentChanged, Done, ImageTask, Left, ModelFacts, Ready, Setup, TensorTask
 from .metrics import Metrics
 
 log = logging.getLogger("detrt.serve")
@@ -44,7 +44,8 @@ class Pool:
     replaced, and so is one that is stuck while it opens its models.
 
     All workers that answer hold the same content. `load` starts a `Generation` of workers beside the one that serves, and puts it in
-    its place when all of them are ready; the old workers finish what they were given.
+    its place when all of them are ready; the old workers finish what they were given. Where a model is replaced before all workers
+    were ready once, the server begins again with what is stored now.
     """
 
     def __init__(self, config: ServeConfig, metrics: Metrics, on_worker: Callable[[int, int], None] | None = None) -> None:
@@ -180,25 +181,44 @@ class Pool:
         if not self.all_ready.is_set():
             raise Refused(503, "starting", "the models are being loaded; try again soon", retry_after=2)
         async with self._loading:
-            serving = self._serving
-            pinned = {} if names is None else {name: digest for name, digest in serving.pinned.items() if name not in names}
-            fresh = Generation(max(self._generations) + 1, len(self._setups), pinned)
-            self._generations[fresh.number] = fresh
-            try:
-                self._start_all(fresh)
-                await fresh.decided.wait()
-            finally:
-                if self._closing or fresh.error is not None or not fresh.decided.is_set():
-                    self._retire(fresh)
+            for attempts in reversed(range(_EARLY_ENDS)):
+                serving = self._serving
+                pinned = {} if names is None else {name: digest for name, digest in serving.pinned.items() if name not in names}
+                fresh = self._generation(pinned)
+                try:
+                    self._start_all(fresh)
+                    await fresh.decided.wait()
+                finally:
+                    if self._closing or fresh.error is not None or not fresh.decided.is_set():
+                        self._retire(fresh)
+                if not (fresh.mixed and attempts):
+                    break
             if fresh.error is not None:
                 self.metrics.loads.labels("failed").inc()
                 what = "the models" if names is None else ", ".join(f"'{name}'" for name in names)
                 raise Refused(400, "not_loaded", f"{what} cannot be loaded, and what was served before still is: {fresh.error}")
             self.metrics.loads.labels("done").inc()
-            self._serving = fresh
-            for worker in [worker for worker in serving.live() if worker.state == "starting"]:
-                worker.kill()
-            self._pump()
+            self._serve(fresh)
+
+    def _generation(self, pinned: Mapping[str, str]) -> Generation:
+        fresh = Generation(max(self._generations) + 1, len(self._setups), pinned)
+        self._generations[fresh.number] = fresh
+        return fresh
+
+    def _serve(self, fresh: Generation) -> None:
+        """Give new requests to another generation. Workers of the one before finish what they were given."""
+        before, self._serving = self._serving, fresh
+        for worker in [worker for worker in before.live() if worker.state == "starting"]:
+            worker.kill()
+        self._refuse_waiting(before)
+        self._pump()
+
+    def _begin_again(self) -> None:
+        """A model was replaced before all workers were ready once: let all of them open what is stored now."""
+        if not self._give_up("the models are replaced again and again while workers open them; start the server when they stay"):
+            log.warning("the models were replaced while workers opened them: all workers open what is stored now")
+            self._serve(self._generation({}))
+            self._start_all(self._serving)
 
     def _retire(self, generation: Generation) -> None:
         """End the workers of a generation, which have nothing to do."""
@@ -272,11 +292,17 @@ class Pool:
         self._pump()
 
     def _is_ready(self, worker: ServerWorker, generation: Generation, message: Ready) -> None:
+        if self._leaves(generation):  # it was killed, and had said so before
+            return
         opened = {facts.name: facts.content for facts in message.models}
         if opened != generation.pinned and generation.ready:  # both were started before the first of them was ready
             log.error("worker %d opened other content than the others: the models are being replaced", worker.index)
-            generation.error = SessionError("the models were replaced while they were opened; load them again")
             worker.kill()
+            if generation is not self._serving:
+                generation.mixed = True
+                generation.fail(SessionError("the models were replaced again and again while they were opened; load them again"))
+            elif not self.all_ready.is_set():
+                self._begin_again()
             return
         if generation is self._serving and generation.pinned and opened != generation.pinned:
             log.warning("no worker is left that holds what was served; the models are those that are stored now")
@@ -285,7 +311,7 @@ class Pool:
         generation.pinned, generation.models = opened, {facts.name: facts for facts in message.models}
         worker.state = "ready"
         generation.pauses[worker.index] = FIRST_PAUSE_S
-        if generation.number == 0 and self._on_worker is not None and not self.all_ready.is_set():
+        if self._on_worker is not None and not self.all_ready.is_set():
             self._on_worker(generation.ready, len(generation.workers))
         if generation.ready == len(generation.workers):
             generation.decided.set()
@@ -298,12 +324,20 @@ class Pool:
             worker.generation.fail(SessionError(str(message.error)))
         elif self.all_ready.is_set():  # it started before, so that the cause may be transient: a file being replaced, a full GPU
             log.error("worker %d cannot start: %s", worker.index, message.trace or message.error)
+        elif isinstance(message.error, ContentChanged):
+            self._begin_again()
         else:
             self.failure = SessionError(str(message.error))
             if message.trace:
                 log.error("worker %d has a bug:\n%s", worker.index, message.trace)
                 self.failure = SessionError("a worker cannot start because of a bug of detrt; its traceback is above")
             self.failed.set()
+
+    def _refuse_waiting(self, generation: Generation) -> None:
+        """Refuse what waits for workers that will not be started again, where none of them is left."""
+        if not generation.ready:
+            for item in [item for item in self._batcher.items() if item.group == generation.number]:
+                self._refuse(item, _replaced())
 
     def _refuse(self, item: Item, refusal: Refused) -> None:
         self._batcher.leave(item)
@@ -346,9 +380,7 @@ class Pool:
     def _ended(self, generation: Generation, index: int, why: str) -> None:
         """Start another worker in the place of one, unless there is no use in it. why: it ended before it was ready."""
         if self._leaves(generation):
-            if not generation.ready:
-                for item in [item for item in self._batcher.items() if item.group == generation.number]:
-                    self._refuse(item, _replaced())
+            self._refuse_waiting(generation)
         elif generation is not self._serving:
             generation.fail(SessionError(why))
         elif not self._give_up(why):

@@ -43,7 +43,7 @@ from .config import ServedModel
 from .content import opened_content, stored_content
 from .errors import Refused
 from .kserve import GRAPH, build_infer
-from .messages import MAX_TILES, Alive, Answer, Batch, Done, ImageTask, Left, ModelFacts, Ready, Setup, TensorTask
+from .messages import MAX_TILES, Alive, Answer, Batch, ContentChanged, Done, ImageTask, Left, ModelFacts, Ready, Setup, TensorTask
 
 if TYPE_CHECKING:
     from ..backends.gpu.decoder import GpuDecoder
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 # images of 50 million pixels would take 1.2 GB at once.
 PIXELS_AT_ONCE = 16_000_000
 WARM_BATCH = 16  # images: of the largest batch whose first run is made before the worker is ready, beside a full one
+_OPENINGS = 3  # of a model that is replaced meanwhile
 ALIVE_S = 2.0  # seconds between two signs of life of a worker that opens its models
 Result = Answer | Refused
 _LEFT = Refused(504, "deadline", "nobody waits for this any more")
@@ -471,27 +472,33 @@ class Model:
 
 
 def _open_pinned(served: ServedModel, pinned: str | None, open_it: Callable[[], BaseSession]) -> tuple[BaseSession, str]:
-    """A session, and the digest of its content.
+    """A session, and the digest of its content. A model that is replaced while it is opened is opened again.
 
     Raises:
-        DetrtError: what `open_it` raises; SessionError: the content is not `pinned`, or was replaced meanwhile.
+        DetrtError: what `open_it` raises; ContentChanged: the content is not `pinned`; SessionError: it was replaced each time.
     """
-    before = _stored(served.ref)
-    changed = SessionError(
+    changed = ContentChanged(
         f"'{served.name}' ({served.ref}) is not what the server opened first, so that its answers would differ from those of other "
         "workers; send SIGHUP to the server, or POST /v2/repository/models/NAME/load, to replace the models in all of them"
     )
-    if before and pinned not in (None, before):
-        raise changed
-    session = open_it()
-    content = opened_content(before or "", session)
-    if before != _stored(served.ref):
+    for _ in range(_OPENINGS):
+        before = _stored(served.ref)
+        if before and pinned not in (None, before):
+            raise changed
+        try:
+            session = open_it()
+        except DetrtError:
+            if before == _stored(served.ref):
+                raise
+            continue
+        content = opened_content(before or "", session)
+        if before == _stored(served.ref):
+            if pinned in (None, content):
+                return session, content
+            session.close()
+            raise changed
         session.close()
-        raise SessionError(f"'{served.name}' ({served.ref}) was replaced while it was opened; load it again")
-    if pinned not in (None, content):
-        session.close()
-        raise changed
-    return session, content
+    raise SessionError(f"'{served.name}' ({served.ref}) was replaced {_OPENINGS} times while it was opened; load it again")
 
 
 def _stored(ref: str) -> str | None:
