@@ -37,7 +37,7 @@ from .detections import Detections
 from .errors import ImageError, PromptError, SessionError, SpecError
 from .models.load_options import LoadChanges, LoadOptions, changed, check_changes
 from .spec import ModelSpec
-from .system import CPU, usable_cores
+from .system import CPU, RUN_THREAD, usable_cores
 from .tasks import tasks_of
 from .text.prompts import ImageQueries, Prompt
 
@@ -756,7 +756,7 @@ class Detector:
         if session.info.parallel > 1:
             return session.start(feeds)
         if beside and self._runs is None:
-            self._runs = ThreadPoolExecutor(1, "detrt-run")
+            self._runs = ThreadPoolExecutor(1, RUN_THREAD)
         if self._runs is None:
             return session.run(feeds)
         run = self._runs.submit(session.run, feeds)  # behind what was begun, also where this call waits for it

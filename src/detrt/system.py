@@ -268,6 +268,7 @@ def return_freed_memory() -> None:
 
 
 CPU = "cpu"
+RUN_THREAD = "detrt-run"  # of the thread that runs a model on a CPU beside its caller
 IMAGE_DECODERS = ("cpu", "gpu")
 _FORM = "comma-separated numbers of GPUs and 'cpu', or cuda:all; e.g. 0,1 or cuda:0,cuda:1 or cpu,cpu; for OpenVINO also xpu (Intel GPU) and npu"
 

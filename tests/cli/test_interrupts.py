@@ -114,7 +114,7 @@ def test_ctrl_c_during_detect(place):
     (place / "old.jsonl").write_text("of an earlier run\n")
     hook = (
         "import sys, time, detrt.detector as stage; from pathlib import Path; from detrt.cli import main\n"
-        "def slow(self, images): Path('in/running').touch(); time.sleep(60)\n"
+        "def slow(self, images, **more): Path('in/running').touch(); time.sleep(60)\n"
         "stage.Detector.submit = slow\n"
         "sys.exit(main())"
     )
@@ -135,7 +135,7 @@ def test_a_model_that_never_ends(place, number, times):
     hook = (
         "import sys, detrt.detector as stage; from pathlib import Path; from detrt.cli import main\n"
         "real = stage.Detector.submit\n"
-        "def submit(*given): Path('in/running').touch(); return real(*given)\n"
+        "def submit(*given, **more): Path('in/running').touch(); return real(*given, **more)\n"
         "stage.Detector.submit = submit\n"
         "sys.modules['detrt.cli.stopping']._GRACE_S = float(sys.argv.pop(1))\n"
         "sys.exit(main())"

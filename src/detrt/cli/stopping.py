@@ -7,8 +7,11 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
+
+from ..system import RUN_THREAD
 
 INTERRUPTED, TERMINATED = 130, 143
 _GRACE_S = 10.0  # Python hears of a signal between two runs of a model, and a graph may need any time
@@ -60,7 +63,7 @@ def _ending_unheard(heard: threading.Event, numbers: set[int]) -> Iterator[None]
         came = False
         while number := os.read(reading, 1):
             # The handler may have run before this thread read the first one.
-            if number[0] not in numbers or (came and heard.is_set()):
+            if number[0] not in numbers or (came and heard.is_set() and not _model_runs()):
                 continue
             if came:
                 end(number[0])
@@ -69,11 +72,14 @@ def _ending_unheard(heard: threading.Event, numbers: set[int]) -> Iterator[None]
         os.close(reading)
 
     def end_later(number: int) -> None:
-        if not heard.wait(_GRACE_S) or not unwound.wait(_UNWIND_S):
+        end_by = time.monotonic() + _GRACE_S
+        if not heard.wait(_GRACE_S):
+            end(number)
+        if not unwound.wait(end_by - time.monotonic()) and (_model_runs() or not unwound.wait(_UNWIND_S)):
             end(number)
 
     def end(number: int) -> None:
-        what = "a file was read or closed" if heard.is_set() else "a model ran"
+        what = "a model ran" if _model_runs() or not heard.is_set() else "a file was read or closed"
         print(f"detrt: stopped while {what} that did not end; the next command removes hidden files", file=sys.stderr)
         os._exit(INTERRUPTED if number == signal.SIGINT else TERMINATED)
 
@@ -85,3 +91,8 @@ def _ending_unheard(heard: threading.Event, numbers: set[int]) -> Iterator[None]
         unwound.set()
         heard.set()
         os.close(writing)
+
+
+def _model_runs() -> bool:
+    """Whether a model still runs in a thread, which is waited for before it is closed; those without work end at once."""
+    return any(thread.name.startswith(RUN_THREAD) for thread in threading.enumerate())
