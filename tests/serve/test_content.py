@@ -18,8 +18,8 @@ from cli_support import write_onnx
 from onnx_models import make_spec
 from serve_support import Server, png, wait_until
 
-from detrt import pipeline
 from detrt.bundle import Bundle
+from detrt.pipeline import build as build_bundle
 from detrt.spec import ModelSpec
 
 RED = png(np.full((8, 12, 3), (255, 0, 0), np.uint8))
@@ -29,7 +29,7 @@ def build(folder, word: str):
     """A bundle, in the place of the one that is there, which calls red `word`."""
     spec: ModelSpec = replace(make_spec(), labels={0: word, 1: "green", 2: "blue"})
     model = write_onnx(folder.parent / f"{folder.name}.onnx", spec)
-    pipeline.build(model, folder)
+    build_bundle(model, folder)
     return folder
 
 
