@@ -252,8 +252,10 @@ int benchmark(const Options& options, const detrt::Detector& detector, const std
 int run(int count, char** arguments) {
   const auto start = std::chrono::steady_clock::now();
   const std::optional<Options> given = parse_options(count, arguments);
-  if (!given)
+  if (!given) { // --help and --version have printed
+    check_stdout();
     return 0;
+  }
   const Options& options = *given;
   std::map<std::string, std::size_t> left_out;
   const std::vector<fs::path> paths = detrt::expand_inputs(options.inputs, &left_out);

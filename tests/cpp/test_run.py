@@ -291,6 +291,16 @@ def test_a_stdout_that_takes_nothing_is_an_error(build, bundle, photos, output, 
     assert done.returncode == 2 and "standard output" in done.stderr
 
 
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_into_a_stdout_that_takes_nothing_is_an_error(build, option):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [build / "detrt-run", option]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, restore_signals=False)
+    os.close(writer)
+    assert done.returncode == 2 and "standard output" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize("stream", [">&-", "2>&-", ">&- 2>&- <&-"])
 def test_closed_streams_leave_files_alone(build, bundle, photos, tmp_path, stream):
     path = tmp_path / "found.jsonl"
