@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import subprocess
 import sys
 import time
@@ -118,6 +119,15 @@ def test_reader_of_a_pipe_leaves(arguments):
     process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.close()
     assert process.stderr.read() == b"" and process.wait(60) == 0
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("info", "--families")])
+def test_output_beyond_the_limit_of_files_is_a_message(tmp_path, arguments):
+    """As `ulimit -f` sets it: it was a traceback."""
+    line = " ".join(map(shlex.quote, (*COMMAND, *arguments)))
+    with open(tmp_path / "out", "w") as out:
+        done = subprocess.run(["bash", "-c", f"ulimit -f 0; {line}"], stdout=out, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == 2 and "standard output" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")

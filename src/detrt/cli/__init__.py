@@ -194,7 +194,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"detrt: {name[:80] + ' ...' if len(name) > 80 else name!r}: {error.strerror}; check the path", file=sys.stderr)
             return 2
         # What is written to files names its file by itself; the rest is standard output.
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EBADF, errno.EIO):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EIO):
             raise
         give_stdout_a_sink()
         print(f"detrt: {files.output_error(error.filename or 'standard output', error)}", file=sys.stderr)
