@@ -31,8 +31,10 @@ def stopping() -> Iterator[None]:
         yield
         return
     heard = threading.Event()
+    numbers_heard: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
+        numbers_heard.append(number)
         heard.set()
         if number == signal.SIGINT:
             raise KeyboardInterrupt
@@ -42,7 +44,7 @@ def stopping() -> Iterator[None]:
     numbers = [signal.SIGTERM] + [signal.SIGINT] * (signal.getsignal(signal.SIGINT) is signal.default_int_handler)
     before = {number: signal.signal(number, stop) for number in numbers}
     try:
-        with _ending_unheard(heard, set(numbers)):
+        with _ending_unheard(heard, set(numbers), numbers_heard):
             yield
     finally:
         for number, handler in before.items():
@@ -50,7 +52,7 @@ def stopping() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _ending_unheard(heard: threading.Event, numbers: set[int]) -> Iterator[None]:
+def _ending_unheard(heard: threading.Event, numbers: set[int], numbers_heard: list[int]) -> Iterator[None]:
     if os.name != "posix":  # Windows takes sockets only, and stops its consoles otherwise
         yield
         return
@@ -87,6 +89,8 @@ def _ending_unheard(heard: threading.Event, numbers: set[int]) -> Iterator[None]
     try:
         yield
     finally:
+        if numbers_heard and _model_runs():  # a second signal ended the wait for it, and the interpreter would end under it
+            end(numbers_heard[-1])
         signal.set_wakeup_fd(before)
         unwound.set()
         heard.set()
