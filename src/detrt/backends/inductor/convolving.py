@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from .nodes import Constants, aten, is_low, set_value, value_of
+from .nodes import Constants, aten, call, conv_args, is_low, value_of
 
 _ALIGNMENT = 8  # of channels, for kernels that read whole vectors
 _CHANNELS_LAST = (0, 2, 3, 1)
@@ -19,8 +19,7 @@ class _Conv:
 
     def __init__(self, node: fx.Node, constants: Constants) -> None:
         self.node, self.data = node, node.args[0]
-        defaults: list[Any] = [None, None, None, [1, 1], [0, 0], [1, 1], 1]
-        args = [*node.args, *defaults[len(node.args) :]]
+        args = conv_args(node)
         self.weight, self.bias = constants.get(args[1]), constants.get(args[2])
         self.bias_node = args[2]
         stride, padding, dilation = (tuple(side) * (2 // len(side)) for side in args[3:6])
@@ -65,15 +64,15 @@ def linear_patches(graph: fx.GraphModule) -> int:
         with graph.graph.inserting_before(conv.node):
             data = conv.data
             if [rows * high, columns * wide] != sides:
-                data = _call(graph, aten.slice.Tensor, data, 2, 0, rows * high)
-                data = _call(graph, aten.slice.Tensor, data, 3, 0, columns * wide)
-            data = _call(graph, aten.reshape.default, data, [-1, channels, rows, high, columns, wide])
-            data = _call(graph, aten.permute.default, data, [0, 2, 4, 1, 3, 5])
-            data = _call(graph, aten.reshape.default, data, [-1, rows, columns, width])
+                data = call(graph, aten.slice.Tensor, data, 2, 0, rows * high)
+                data = call(graph, aten.slice.Tensor, data, 3, 0, columns * wide)
+            data = call(graph, aten.reshape.default, data, [-1, channels, rows, high, columns, wide])
+            data = call(graph, aten.permute.default, data, [0, 2, 4, 1, 3, 5])
+            data = call(graph, aten.reshape.default, data, [-1, rows, columns, width])
             extra = -width % _ALIGNMENT
             matrix = weight.reshape(out, width)
             if extra:
-                data = _call(graph, aten.constant_pad_nd.default, data, [0, extra], 0.0)
+                data = call(graph, aten.constant_pad_nd.default, data, [0, extra], 0.0)
                 matrix = F.pad(matrix, (0, extra))
         _replace_by_linear(graph, constants, conv, data, matrix)
         count += 1
@@ -96,7 +95,7 @@ def linear_pointwise(graph: fx.GraphModule) -> int:
         if weight.shape[0] % _ALIGNMENT or weight.shape[1] % _ALIGNMENT:
             continue
         with graph.graph.inserting_before(conv.node):
-            data = _call(graph, aten.permute.default, conv.data, list(_CHANNELS_LAST))
+            data = call(graph, aten.permute.default, conv.data, list(_CHANNELS_LAST))
         _replace_by_linear(graph, constants, conv, data, weight.flatten(1))
         count += 1
     graph.graph.eliminate_dead_code()
@@ -118,7 +117,7 @@ def fuse_depthwise(graph: fx.GraphModule) -> int:
         relu = len(users) == 1 and users[0].target == aten.relu.default
         kernel = constants.add(weight[:, 0].permute(1, 2, 0).contiguous(), node, node)
         with graph.graph.inserting_before(node):
-            new = _call(graph, depthwise_conv, conv.data, kernel, conv.bias_node, conv.stride[0], list(conv.padding), relu)
+            new = call(graph, depthwise_conv, conv.data, kernel, conv.bias_node, conv.stride[0], list(conv.padding), relu)
         (users[0] if relu else node).replace_all_uses_with(new)
         count += 1
     graph.graph.eliminate_dead_code()
@@ -130,8 +129,8 @@ def _replace_by_linear(graph: fx.GraphModule, constants: Constants, conv: _Conv,
     weight = constants.add(matrix.contiguous(), conv.node, conv.node)
     with graph.graph.inserting_before(conv.node):
         args = (data, weight) if conv.bias is None else (data, weight, conv.bias_node)
-        product = _call(graph, aten.linear.default, *args)
-        new = _call(graph, aten.permute.default, product, [0, 3, 1, 2])
+        product = call(graph, aten.linear.default, *args)
+        new = call(graph, aten.permute.default, product, [0, 3, 1, 2])
     conv.node.replace_all_uses_with(new)
 
 
@@ -154,14 +153,14 @@ def fold_stem(graph: fx.GraphModule) -> int:
             continue
         (top, bottom, rows), (left, right, columns) = blocks
         with graph.graph.inserting_before(conv.node):
-            data = _call(graph, aten.constant_pad_nd.default, conv.data, [left, right, top, bottom], 0.0)
-            data = _call(graph, aten.reshape.default, data, [-1, 3, rows, 2, columns, 2])
-            data = _call(graph, aten.permute.default, data, [0, 3, 5, 1, 2, 4])
-            data = _call(graph, aten.reshape.default, data, [-1, 12, rows, columns])
-            data = _call(graph, aten.constant_pad_nd.default, data, [0, 0, 0, 0, 0, 4], 0.0)
-            data = _call(graph, aten.clone.default, data, memory_format=torch.channels_last)
+            data = call(graph, aten.constant_pad_nd.default, conv.data, [left, right, top, bottom], 0.0)
+            data = call(graph, aten.reshape.default, data, [-1, 3, rows, 2, columns, 2])
+            data = call(graph, aten.permute.default, data, [0, 3, 5, 1, 2, 4])
+            data = call(graph, aten.reshape.default, data, [-1, 12, rows, columns])
+            data = call(graph, aten.constant_pad_nd.default, data, [0, 0, 0, 0, 0, 4], 0.0)
+            data = call(graph, aten.clone.default, data, memory_format=torch.channels_last)
             kernel = constants.add(_block_weight(weight, conv.padding), conv.node, conv.node)
-            new = _call(graph, aten.conv2d.default, data, kernel, conv.bias_node, [1, 1], [0, 0], [1, 1], 1)
+            new = call(graph, aten.conv2d.default, data, kernel, conv.bias_node, [1, 1], [0, 0], [1, 1], 1)
         conv.node.replace_all_uses_with(new)
         count += 1
     graph.graph.eliminate_dead_code()
@@ -187,9 +186,3 @@ def _block_weight(weight: Tensor, padding: tuple[int, ...]) -> Tensor:
     rows, columns = whole.shape[2] // 2, whole.shape[3] // 2
     blocks = whole.reshape(out, channels, rows, 2, columns, 2).permute(0, 3, 5, 1, 2, 4).reshape(out, 4 * channels, rows, columns)
     return F.pad(blocks, (0, 0, 0, 0, 0, 16 - 4 * channels)).contiguous(memory_format=torch.channels_last)
-
-
-def _call(graph: fx.GraphModule, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    node = graph.graph.call_function(target, args, kwargs)
-    set_value(node)
-    return node

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from .nodes import VIEWS, Constants, aten, is_low, is_pure, set_value, value_of
+from .nodes import VIEWS, Constants, aten, conv_args, is_low, is_pure, set_value, value_of
 
 
 def fuse_attention(graph: fx.GraphModule, biased: bool = True) -> None:
@@ -311,7 +311,7 @@ def _convolution(source: Any, relu: fx.Node, constants: Constants, which: str) -
             return None
     elif not _is_conv(source, constants, which):
         return None
-    data, weight, bias, stride, padding, dilation, groups = _conv_args(conv)
+    data, weight, bias, stride, padding, dilation, groups = conv_args(conv)
     if residual is not None:
         bias = _with_bias_of(residual, bias, constants)
     if isinstance(data, fx.Node) and data.target == aten.constant_pad_nd.default:
@@ -337,12 +337,6 @@ def _channels_last(node: fx.Node) -> fx.Node:
     return new
 
 
-def _conv_args(node: fx.Node) -> tuple[Any, ...]:
-    defaults: list[Any] = [None, None, None, [1, 1], [0, 0], [1, 1], 1]
-    args = [*node.args, *defaults[len(node.args) :]]
-    return tuple(args)
-
-
 def _is_conv(node: Any, constants: Constants, which: str) -> bool:
     if not isinstance(node, fx.Node) or node.target != aten.conv2d.default or len(node.users) != 1 or not is_low(node):
         return False
@@ -350,7 +344,7 @@ def _is_conv(node: Any, constants: Constants, which: str) -> bool:
     has_bias = len(node.args) > 2 and node.args[2] is not None
     if weight is None or not has_bias or node.kwargs:
         return False
-    if _conv_args(node)[6] != 1:
+    if conv_args(node)[6] != 1:
         # With its 24 depthwise convolutions fused D-FINE took 0.8 ms more: see docs/results/benchmarks-gpu.md.
         return False
     return which == "all" or weight.shape[2] * weight.shape[3] > 1

@@ -166,6 +166,32 @@ def set_value(node: fx.Node) -> None:
         node.meta["val"] = node.target(*args, **kwargs)
 
 
+def call(graph: fx.GraphModule, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A new call with its value, where the graph inserts nodes."""
+    node = graph.graph.call_function(target, args, kwargs)
+    set_value(node)
+    return node
+
+
+def conv_args(node: fx.Node) -> tuple[Any, ...]:
+    """(data, weight, bias, stride, padding, dilation, groups) of a `conv2d`."""
+    defaults: list[Any] = [None, None, None, [1, 1], [0, 0], [1, 1], 1]
+    return (*node.args, *defaults[len(node.args) :])
+
+
+def attention_args(node: fx.Node) -> tuple[Any, Any, Any, Any, float] | None:
+    """(q, k, v, mask, scale) of attention of four axes, without dropout and causality; None for any other node."""
+    if node.op != "call_function" or node.target != aten.scaled_dot_product_attention.default:
+        return None
+    val = value_of(node)
+    q, k, v, mask, dropout, causal = [*node.args, *(None, 0.0, False)[len(node.args) - 3 :]]
+    options = dict(node.kwargs)
+    scale, mask = options.pop("scale", None), options.pop("attn_mask", mask)
+    if dropout or causal or any(options.values()) or not isinstance(val, Tensor) or val.ndim != 4:
+        return None
+    return q, k, v, mask, float(val.shape[3] ** -0.5 if scale is None else scale)  # type: ignore[arg-type]
+
+
 def finish(graph: fx.GraphModule) -> fx.GraphModule:
     graph.graph.eliminate_dead_code()
     _drop_unused_tensors(graph)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from .nodes import CASTS, Constants, aten, columns_of, fake_like, value_of
+from .nodes import CASTS, Constants, aten, attention_args, columns_of, fake_like, value_of
 
 MAX_WINDOW_TOKENS, DIMS = 256, (16, 32, 64)
 
@@ -83,14 +83,11 @@ def _is_4d(node: Any) -> bool:
 
 
 def _match_sdpa(node: fx.Node) -> _Match | None:
-    if node.op != "call_function" or node.target != aten.scaled_dot_product_attention.default or not _is_4d(node):
+    found = attention_args(node) if _is_4d(node) else None
+    if found is None or not isinstance(found[3], fx.Node):
         return None
-    q, k, v, bias, dropout, causal = [*node.args, None, 0.0, False][:6] if len(node.args) > 3 else [*node.args, None, 0.0, False]
-    if not isinstance(bias, fx.Node) or dropout or causal or set(node.kwargs) - {"scale"}:
-        return None
+    q, k, v, bias, scale = found
     (q, a), (k, b) = _split_scale(q), _split_scale(k)
-    scale = node.kwargs.get("scale")
-    scale = value_of(node).shape[3] ** -0.5 if scale is None else scale
     return _Match(q, k, _skip_casts(v), (bias,), float(scale * a * b))
 
 
