@@ -80,9 +80,9 @@ _OPEN = "type: from detrt import Detector; detector = Detector('bundle')"
 # First lines of other libraries -> what to type here.
 _ELSEWHERE = {
     **dict.fromkeys(("YOLO", "RTDETR", "get_model", "load_model", "LibreYOLO", "AutoModelForObjectDetection"), _OPEN),
-    **dict.fromkeys(("load", "Model", "RTDETRv2", "DETR", "DFINE", "pipeline"), _OPEN),
+    **dict.fromkeys(("load", "Model", "RTDETRv2", "DETR", "DFINE"), _OPEN),
     **dict.fromkeys(("detect", "predict", "infer"), f"{_OPEN}; found = detector('street.jpg')"),
-    **dict.fromkeys(("export", "convert", "compile"), "type: from detrt import build; build(checkpoint, 'bundle')"),
+    **dict.fromkeys(("convert", "compile"), "type: from detrt import build; build(checkpoint, 'bundle')"),
     **dict.fromkeys(("RFDETRBase", "RFDETRNano", "RFDETRSmall", "RFDETRMedium", "RFDETRLarge", "RFDETRSegPreview"), _OPEN),
     "InferencePipeline": f"{_OPEN}; for found in detector.stream('rtsp://camera'): ...",
     "InferenceSlicer": "detections become supervision's by found.to_supervision()",

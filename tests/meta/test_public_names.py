@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 
@@ -47,3 +48,9 @@ def test_types_for_checkers_are_the_same_names():
 def test_import_loads_nothing_heavy():
     code = f"import sys, detrt; print([n for n in {HEAVY!r} if n in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+@pytest.mark.parametrize("name", sorted(detrt._ELSEWHERE))
+def test_a_hint_hides_no_module(name):
+    """`from detrt import NAME` asks the package before it looks for a module."""
+    assert importlib.util.find_spec(f"detrt.{name}") is None
