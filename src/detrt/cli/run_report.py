@@ -16,6 +16,7 @@ from ..backends.shared import SharedOptions, builds, configs_of
 from ..backends.targets import GRAPH
 from ..bench.measure import machine
 from ..bench.run import bench
+from ..data.coco import CocoDataset
 from ..data.datasets import load_dataset
 from ..errors import DetrtError, GateError, MissingPackageError, OutputError
 from ..models.contract import ExportConfig
@@ -58,14 +59,15 @@ def run_report(models: Sequence[str], config: ReportConfig, load: LoadOptions, p
         MissingPackageError: a package that all rows need. OutputError: the folder of the bundles cannot be made.
     """
     rows: list[dict[str, Any]] = []
+    dataset = None if config.ground_truth is None else load_dataset(config.ground_truth)
     settings = {
         "target": config.target, "precisions": list(config.precisions), "batches": list(config.batches), "repeats": config.repeats,
         "size": config.size, "ground_truth": config.ground_truth and str(config.ground_truth), "prompt": config.prompt,
         "calibration": config.calibration and str(config.calibration), "load": load.choices(),
-        "annotated_images": config.ground_truth and len(load_dataset(config.ground_truth).images),
+        "annotated_images": None if dataset is None else len(dataset.images),
     }  # fmt: skip
     here = machine()
-    data = _state_of(config.images, config.calibration, ground_truth=config.ground_truth)
+    data = _state_of(config.images, config.calibration, dataset=dataset)
     with _folder(config.keep) as folder:
         done = _Done(folder / DONE)
         for model in models:
@@ -192,13 +194,12 @@ class _Done:
             files.write_text(self.path, json.dumps(self.rows, indent=1) + "\n")
 
 
-def _state_of(*given: str | Path | None, ground_truth: Path | None = None) -> list[tuple[str, str]]:
+def _state_of(*given: str | Path | None, dataset: CocoDataset | None = None) -> list[tuple[str, str]]:
     """(name, digest) of the files that rows depend on, so that a changed one is measured again. given: files, and folders at any depth."""
     found = {one for path in given if path for one in (Path(path), *Path(path).rglob("*"))}
     state = []
-    if ground_truth is not None:
-        dataset = load_dataset(ground_truth)
-        state.append((str(ground_truth), dataset.digest))
+    if dataset is not None:
+        state.append(("annotations", dataset.digest))
         found.update(() if dataset.folder is None else dataset.files(dataset.folder))
     return state + [(str(path), files.sha256_of(path)) for path in sorted(found) if path.is_file()]
 
