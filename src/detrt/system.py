@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -265,6 +266,25 @@ def return_freed_memory() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
         if trim is not None:
             trim(0)
+
+
+@contextlib.contextmanager
+def repeating(say: Callable[[], object], seconds: float, name: str) -> Iterator[None]:
+    """Call `say` in a thread of that name every so many seconds while the block runs; an OSError ends it."""
+    done = threading.Event()
+
+    def repeat() -> None:
+        with contextlib.suppress(OSError):
+            while not done.wait(seconds):
+                say()
+
+    thread = threading.Thread(target=repeat, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 CPU = "cpu"

@@ -7,12 +7,10 @@ image that is being decoded. When the server process ends, the socket closes, an
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
 import sys
-import threading
 import time
 import traceback
 import warnings
@@ -37,6 +35,7 @@ from ..data.raw_image import EncodedImage, LoadedImage
 from ..detections import Detections
 from ..detector import Detector
 from ..errors import DetrtError, ImageError, PromptError, SessionError, SpecError
+from ..system import repeating
 from ..text.prompts import ImageQueries, Prompt
 from .child import work_for_server
 from .config import ServedModel
@@ -76,7 +75,7 @@ def serve_parent(channel: Channel) -> None:
     """
     setup: Setup = channel.receive()
     models: dict[str, Model] = {}
-    with _alive(channel):
+    with repeating(lambda: channel.send(Alive()), ALIVE_S, "detrt-alive"):  # this process is not stuck
         for served in setup.models:
             models[served.name] = Model(served, setup)
             models[served.name].warm_up()
@@ -101,25 +100,6 @@ def serve_parent(channel: Channel) -> None:
 
         # Where the server process has ended, the model may be running, and nobody waits for it.
         answer_ahead(channel, prepare, answer, lambda: os._exit(0), noted)
-
-
-@contextlib.contextmanager
-def _alive(channel: Channel) -> Iterator[None]:
-    """Say again and again that this process is not stuck."""
-    done = threading.Event()
-
-    def say() -> None:
-        with contextlib.suppress(OSError):
-            while not done.wait(ALIVE_S):
-                channel.send(Alive())
-
-    thread = threading.Thread(target=say, name="detrt-alive", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
 
 
 def run_batch(models: Mapping[str, Model], batch: Batch, images: BatchImages) -> Done:

@@ -24,7 +24,7 @@ from ...errors import GateError
 from ...models.contract import contract
 from ...models.load import load_source
 from ...spec import ModelSpec, Precision
-from ...system import Progress, peak_memory_mib
+from ...system import Progress, peak_memory_mib, repeating
 from ...text.tensors import CLASSES_AXIS, PHRASES_AXIS, TOKENS_AXIS
 from ..base import Outputs
 from ..child_process import answer_parent
@@ -115,20 +115,14 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
 @contextlib.contextmanager
 def _telling(say: Callable[[str], None]) -> Iterator[None]:
     """Say every second what PyTorch's compiler does in this thread: it calls nothing on its way, so its stack is read."""
-    mine, done, start = threading.get_ident(), threading.Event(), time.monotonic()
+    mine, start = threading.get_ident(), time.monotonic()
 
     def tell() -> None:
-        while not done.wait(TELL_SECONDS):
-            say(f"{time.monotonic() - start:.0f} s, {_step_of(sys._current_frames().get(mine))}")
+        say(f"{time.monotonic() - start:.0f} s, {_step_of(sys._current_frames().get(mine))}")
 
     say("begun")
-    teller = threading.Thread(target=tell, name="detrt-tell", daemon=True)
-    teller.start()
-    try:
+    with repeating(tell, TELL_SECONDS, "detrt-tell"):
         yield
-    finally:
-        done.set()
-        teller.join()
 
 
 def _step_of(frame: FrameType | None) -> str:
