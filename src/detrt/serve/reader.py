@@ -31,9 +31,8 @@ log = logging.getLogger("detrt.serve")
 # Bytes that the front process parses by itself, in a few milliseconds whatever they are. A reader costs a millisecond.
 SMALL = 64 * 1024
 _START_S = 60.0  # a process that cannot read by then is stuck
-_READERS = (
-    2  # at most: one that is busy with a very large body leaves another. Each takes 58 MiB, and starts when it is needed first
-)
+# At most: one that is busy with a very large body leaves another. Each takes 58 MiB, and starts when it is needed first.
+_READERS = 2
 # Memory of a reader beyond that of its start, and more for each byte of the largest body: a number in JSON has up to 8 times
 # its size as a Python object.
 _FREE_MEMORY, _MEMORY_FACTOR = 2**30, 24
