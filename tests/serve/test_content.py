@@ -124,15 +124,21 @@ def test_a_worker_that_is_replaced_does_not_bring_another_model(bundle, client_o
     assert len(server.log.split("opened other content")) == 1
 
 
+def hold_second_worker(server):
+    """The second of two workers of a server that starts, stopped; the first one is ready."""
+    wait_until(lambda: len(server.workers()) == 2)
+    held = server.workers()[1]
+    held.send_signal(signal.SIGSTOP)
+    wait_until(lambda: "1 of 2" in server.log, 60)
+    return held
+
+
 @pytest.mark.parametrize("killed", [False, True], ids=["", "killed"])
 def test_a_bundle_that_is_replaced_while_workers_start_is_served_as_it_is_then(bundle, client_of, killed):
     """The first worker is ready with the old content when the second one, held here, begins to open. The server ended."""
 
     def replace_meanwhile(server):
-        wait_until(lambda: len(server.workers()) == 2)
-        held = server.workers()[1]
-        held.send_signal(signal.SIGSTOP)
-        wait_until(lambda: "1 of 2" in server.log, 60)
+        held = hold_second_worker(server)
         build(bundle, "new")
         held.send_signal(signal.SIGKILL if killed else signal.SIGCONT)
 
@@ -148,10 +154,7 @@ def test_a_bundle_that_cannot_be_opened_ends_the_start_with_its_reason(bundle):
     """Also where the one before it was replaced by it while workers started."""
 
     def damage(server):
-        wait_until(lambda: len(server.workers()) == 2)
-        held = server.workers()[1]
-        held.send_signal(signal.SIGSTOP)
-        wait_until(lambda: "1 of 2" in server.log, 60)
+        held = hold_second_worker(server)
         build(bundle, "new")
         (bundle / "model.onnx").write_bytes(b"")
         held.send_signal(signal.SIGCONT)

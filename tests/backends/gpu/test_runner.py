@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from interpreted import run_interpreted
 from on_device import OnDevice
 
 from detrt.backends.gpu.resize import resize_batch
@@ -97,12 +94,7 @@ def test_large_images_are_packed_by_several_threads():
 
 
 def test_kernel_gives_the_same_pixels_interpreted():
-    pytest.importorskip("triton", reason="Triton comes with PyTorch's CUDA builds")
-    script = Path(__file__).parents[2] / "support" / "interpret_resize.py"
-    run = subprocess.run(
-        [sys.executable, str(script)], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stderr
+    run_interpreted("interpret_resize.py")
 
 
 @pytest.mark.parametrize(

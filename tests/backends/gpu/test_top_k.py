@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
+
+from interpreted import run_interpreted
 
 from detrt.backends.gpu.top_k import chunk_length, is_faster, top_k
 from detrt.backends.inductor.fusing import fuse_top_k
@@ -82,11 +78,5 @@ def test_a_program_with_the_op_is_exported_and_compiled():
     assert torch.compile(Picked(), backend="aot_eager", fullgraph=True)(scores).tolist() == [[3, 1, 2]]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_the_kernel_under_the_interpreter():
-    script = Path(__file__).parents[2] / "support" / "interpret_selection.py"
-    done = subprocess.run(
-        [sys.executable, str(script)], env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.strip() == "equal"
+    assert run_interpreted("interpret_selection.py") == "equal"

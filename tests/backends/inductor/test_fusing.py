@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from interpreted import run_interpreted
 
 from detrt.backends.inductor import convolving
 from detrt.backends.inductor.attention import fuse_plain_attention
@@ -365,11 +361,5 @@ def test_a_tuned_graph_takes_a_range_of_batches(name):
     assert all(t.shape[0] == 1 for t in one) and all(a.shape == b.shape for a, b in zip(want, got, strict=True))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_the_kernels_of_layers_under_the_interpreter():
-    script = Path(__file__).parents[2] / "support" / "interpret_layers.py"
-    done = subprocess.run(
-        [sys.executable, str(script)], env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.strip() == "equal"
+    assert run_interpreted("interpret_layers.py") == "equal"

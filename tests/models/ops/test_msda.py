@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import importlib.util
 import itertools
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
+
+from interpreted import run_interpreted
 
 from detrt.models.ops import install, ms_deform_attn, ms_deform_attn_fused, triton_available
 from detrt.models.ops import msda as portable
@@ -252,14 +252,5 @@ def test_import_needs_no_triton():
     assert triton_available() == (importlib.util.find_spec("triton") is not None)
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is not installed (it comes with PyTorch's CUDA builds)"
-)
 def test_kernel_in_the_interpreter():
-    """In a process of its own: Triton reads the switch when it is imported."""
-    script = Path(__file__).parents[2] / "support" / "interpret_msda.py"
-    done = subprocess.run(
-        [sys.executable, str(script)], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split() == ["20", "cases"], done.stdout
+    assert run_interpreted("interpret_msda.py") == "20 cases"
