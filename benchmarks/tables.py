@@ -74,30 +74,25 @@ def size(rows: Rows, model: str) -> str:
 
 
 def latency(rows: Rows) -> str:
-    kinds = ("eager", "compile", "patched")
-    columns = ["model", "size", "eager", "compile", "plain Triton op", "detrt", "target", "eager / detrt", "compile / detrt"]
+    """Milliseconds at batch 1, and of DETR at batch 4."""
+    kinds = ("eager", "compile")
+    columns = ["model", "size", *kinds, "detrt", "target", "compile / detrt"]
     found = []
     for model, batch in [(model, 1) for model in ordered()] + [("detr", 4)]:
         title = TITLES[model] + (f", batch {batch}" if batch > 1 else "")
-        cells = [rows.ms(kind, model, "fp16", batch) for kind in kinds]
+        cells = [rows.ms(kind, model, "fp16", batch) for kind in (*kinds, "ours")]
         target = 3.0 if batch == 4 else TARGETS.get(model)
-        ratios = [rows.ratio(kind, model, batch) for kind in kinds[:2]]
-        ours = rows.ms("ours", model, "fp16", batch)
-        bold = f"**{ours.rstrip('*')}**" + "\\*" * ours.endswith("*") if ours else ""
-        found.append([title, size(rows, model), *cells, bold, f"{target or ''}", *ratios])
+        found.append([title, size(rows, model), *cells, f"{target or ''}", rows.ratio("compile", model, batch)])
     return table(columns, found, 2)
 
 
 def recent(rows: Rows) -> str:
     """Milliseconds at batch sizes 1 and 8."""
-    kinds = ("compile", "ours")
-    columns = ["model", "size", *(f"{kind} b{batch}" for batch in (1, 8) for kind in ("compile", "detrt", "compile / detrt,"))]
-    found = []
-    for model in RECENT:
-        cells = [
-            [*(rows.ms(kind, model, "fp16", batch) for kind in kinds), rows.ratio("compile", model, batch)] for batch in (1, 8)
-        ]
-        found.append([TITLES[model], size(rows, model), *cells[0], *cells[1]])
+    columns = ["model", "size", *(f"{kind} b{batch}" for batch in (1, 8) for kind in ("compile", "detrt"))]
+    found = [
+        [TITLES[model], size(rows, model), *(rows.ms(kind, model, "fp16", b) for b in (1, 8) for kind in ("compile", "ours"))]
+        for model in RECENT
+    ]
     return table(columns, found, 2)
 
 
