@@ -18,7 +18,7 @@ from .backends import targets as rows
 from .backends.building import MODEL, Builder, BuildPlan, Stage, Work, entry_of
 from .backends.shared import SharedOptions, builds, configs_of
 from .backends.target import Target
-from .backends.targets import GRAPH
+from .backends.targets import GRAPH, graph_opener
 from .bundle import (
     MANIFEST,
     PROVENANCE_KEY,
@@ -286,7 +286,7 @@ class _GraphWork(Work):
         from .models.foreign import read_foreign
 
         self.say("adopt", None, str(path))
-        foreign = read_foreign(path, load, GRAPH.opened_by().run_graph)
+        foreign = read_foreign(path, load, graph_opener().run_graph)
         report, notes = export_foreign(foreign, self.folder / MODEL, say=lambda text: self.say("adopt", None, text))
         size = sum(file.stat().st_size for file in self.folder.iterdir())
         batches = " and ".join(str(batch) for batch in sorted({row["batch"] for row in report.errors}))
@@ -424,11 +424,10 @@ def _adopt(path: Path, folder: Path) -> tuple[ModelSpec, Provenance]:
     for name in graph.data_files(path):
         shutil.copyfile(path.parent / name, folder / name)
     shutil.copyfile(path, folder / MODEL)
-    for name in (spec.text.encoder, spec.text.tokenizer, spec.text.query_encoder) if spec.text is not None else ():
-        if name and not (path.parent / name).is_file():
+    for name in spec.text.parts.values() if spec.text is not None else ():
+        if not (path.parent / name).is_file():
             raise SpecError(f"'{path}' needs '{name}' beside it, which is not there; export the checkpoint again")
-        if name:
-            shutil.copyfile(path.parent / name, folder / name)
+        shutil.copyfile(path.parent / name, folder / name)
     return spec, _origin(path)
 
 
@@ -459,7 +458,7 @@ def _graph_digests(entries: Iterable[BundleFile]) -> dict[str, str]:
 def _model_entries(folder: Path, spec: ModelSpec) -> list[BundleFile]:
     kinds = {MODEL: "onnx", RANGES: "ranges", SEARCH_PLOT: "plot", SEARCH_STATE: "search"}
     if spec.text is not None:
-        kinds |= {spec.text.encoder: "text", spec.text.tokenizer: "tokenizer", spec.text.query_encoder: "query"}
+        kinds |= {name: kind for kind, name in spec.text.parts.items()}
     return [entry_of(folder, path.name, kinds.get(path.name, "weights")) for path in sorted(folder.iterdir())]
 
 

@@ -328,6 +328,12 @@ class TextSpec:
 
         return KINDS[self.kind]
 
+    @property
+    def parts(self) -> dict[str, str]:
+        """Kind of file -> name, of the files beside the model."""
+        names = {"text": self.encoder, "tokenizer": self.tokenizer, "query": self.query_encoder}
+        return {kind: name for kind, name in names.items() if name}
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:

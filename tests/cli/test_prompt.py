@@ -268,7 +268,7 @@ def test_sessions_are_closed_when_a_part_is_missing(place, monkeypatch):
     closed = []
     monkeypatch.setattr(OnnxSession, "close", lambda self: closed.append(self.name))
     (place / "files" / "tokenizer.json").unlink()
-    with pytest.raises(SpecError, match="there is no tokenizer"):
+    with pytest.raises(SpecError, match="has no tokenizer"):
         open_session("files/model.onnx")
     assert len(closed) == 1
     with pytest.raises(Exception, match="fewer prompts"):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,13 @@ from ..data.arguments import check_integer, check_model
 from ..errors import PromptError, SessionError, SpecError
 from ..models import trust
 from ..models.load_options import LoadChanges, LoadOptions, changed, check_changes, hub_name
-from ..spec import ModelSpec, TextSpec
+from ..spec import ModelSpec
 from ..system import CPU
 from ..text.tokenizer import PromptTokenizer
 from . import targets
 from .base import BaseSession, is_query_encoder, is_text_encoder
 from .prompted import PromptedSession
-from .search import FileSearch, Opener, SessionOptions, only, refuse_reading
+from .search import FilesBeside, FileSearch, Opener, Parts, SessionOptions, part_path, refuse_reading
 from .target import Target
 from .targets import CHECKPOINT, GRAPH, backend_names, row_of, tuned
 
@@ -113,8 +114,7 @@ def _open(ref: str | os.PathLike, options: SessionOptions) -> BaseSession:
     if row is CHECKPOINT:
         return opener.open_file(ref, options)  # type: ignore[arg-type]  # a reference, which may be no path
     path = Path(ref)
-    session = opener.open_file(path, options)
-    return with_text(session, path.parent, options, lambda: opener.encoder_beside(path, session, options))
+    return with_text(opener.open_file(path, options), path, options, opener)
 
 
 def refuse_load_options(ref: str | os.PathLike, kind: str, load: LoadOptions) -> None:
@@ -230,71 +230,47 @@ def _open_with(opener: Opener, search: FileSearch) -> BaseSession | None:
     detector, entry = chosen
     if search.note:
         detector.add_note(search.note)
-    session = _with_text_of(search, detector, lambda: opener.encoder_of(search, detector, entry))
+    session = with_text(detector, search.bundle, search.options, opener)
     with _closing_on_error(session):
         opener.check(search, session, entry)
     return session
 
 
-def _with_text_of(
-    search: FileSearch, session: BaseSession, open_encoder: Callable[[], tuple[BaseSession | None, str]]
-) -> BaseSession:
-    """As `_prompted`, with the files of a bundle, which are compared with its manifest."""
-    bundle = search.bundle
-    encoders = bundle.of_kind("query")
-    queries = (lambda: bundle.checked_path(encoders[0])) if encoders else None
-    return _prompted(
-        session, bundle.spec.text, search.options, lambda kind, name: only(bundle, kind, name), queries, open_encoder
-    )
-
-
 def with_text(
     session: BaseSession,
-    folder: Path,
+    beside: Parts | Path,
     options: SessionOptions = SessionOptions(),  # noqa: B008 - frozen
-    open_encoder: Callable[[], BaseSession | None] = lambda: None,
+    opener: Opener | None = None,
 ) -> BaseSession:
-    """As `_prompted`, with the files that lie in `folder`, for a model that was opened by its path."""
-    text = session.spec.text
-    if text is not None and (is_text_encoder(session.inputs) or is_query_encoder(session.inputs, session.outputs)):
-        session.close()
-        raise SessionError(
-            "this is the text encoder of a model, or its encoder of query images; give the model itself, which lies beside it"
-        )
-    path = folder / text.query_encoder if text is not None and text.query_encoder else None
-    queries = (lambda: path) if path is not None and path.is_file() else None
-    return _prompted(session, text, options, lambda kind, name: folder / name, queries, lambda: (open_encoder(), ""))
+    """The session of a detector, or with its encoders and its tokenizer where the model takes a prompt.
 
-
-def _prompted(
-    session: BaseSession,
-    text: TextSpec | None,
-    options: SessionOptions,
-    find: Callable[[str, str], Path],
-    queries: Callable[[], Path] | None,
-    open_encoder: Callable[[], tuple[BaseSession | None, str]],
-) -> BaseSession:
-    """The session, or with its text encoder and tokenizer where the model takes a prompt.
-
-    find: gives the file of a kind of that name. queries: gives that of the encoder of query images. open_encoder: the backend's own
-    text encoder and a note; without one the ONNX file of it runs on the CPU.
+    beside: the bundle, or the file of a detector alone. opener: of the backend of the detector, which may have a text encoder of its own;
+    else the ONNX file of it runs on the CPU.
     """
+    text = session.spec.text
     if text is None:
         return session
-    portable = GRAPH.opened_by()
+    parts = FilesBeside(beside, text) if isinstance(beside, Path) else beside
+
+    def open_part(kind: str) -> BaseSession:
+        return targets.graph_opener().open_part(part_path(parts, kind, text.parts[kind]), session.spec, options)
+
     with _closing_on_error(session) as opened:
-        tokenizer = PromptTokenizer(find("tokenizer", text.tokenizer), text)
+        if is_text_encoder(session.inputs) or is_query_encoder(session.inputs, session.outputs):
+            raise SessionError(
+                "this is the text encoder of a model, or its encoder of query images; give the model itself, which lies beside it"
+            )
+        tokenizer = PromptTokenizer(part_path(parts, "tokenizer", text.tokenizer), text)
         encoder, note = None, ""
         if text.encoder:
-            encoder, note = open_encoder()
-            encoder = encoder or portable.open_part(find("text", text.encoder), session.spec, options)
+            encoder, note = (None, "") if opener is None else opener.open_text_encoder(parts, session, options)
+            encoder = encoder or open_part("text")
             opened.append(encoder)
-        found = PromptedSession(session, tokenizer, encoder)
+        # Opened for each query, on the CPU whatever runs the detector: it runs once, and takes as much memory as a detector.
+        queries = functools.partial(open_part, "query") if text.query_encoder and parts.of_kind("query") else None
+        found = PromptedSession(session, tokenizer, encoder, query_encoder=queries)
     if note:
         found.add_note(note)
-    if queries is not None:
-        # It runs once for each query: on the CPU, whatever runs the detector.
-        found.set_query_encoder(lambda: portable.open_part(queries(), session.spec, options))
     return found
 
 

@@ -126,8 +126,9 @@ class PromptedSession(BaseSession):
         self.detector, self.text_encoder, self.tokenizer = detector, text_encoder, tokenizer
         self.spec: ModelSpec = detector.spec
         self.text: TextSpec = text
-        self._info = replace(detector.info, text=text)
-        self.set_query_encoder(query_encoder)
+        self.query_encoder = query_encoder
+        takes_images = query_encoder is not None and not self.spec.decode.in_graph
+        self._info = replace(detector.info, text=text, takes_query_images=takes_images)
         self._lock = threading.RLock()
         self._features, self._names, self._queries = _Cache(cache_size), _Cache(NAMES_SIZE), _Cache(cache_size)
         # Both graphs must take a length.
@@ -143,11 +144,6 @@ class PromptedSession(BaseSession):
         tokens, phrases = (self._lengths[axis].high for axis in (TOKENS_AXIS, self.kind.counted))
         tokenize = functools.partial(tokenizer.encode, max_tokens=tokens, max_phrases=phrases)
         self._tokenized = functools.lru_cache(cache_size)(tokenize)
-
-    def set_query_encoder(self, query_encoder: Callable[[], Session] | None) -> None:
-        """See the argument of the class."""
-        self.query_encoder = query_encoder
-        self._info = replace(self._info, takes_query_images=query_encoder is not None and not self.spec.decode.in_graph)
 
     def encode(self, prompt: Prompts, task: str = "") -> EncodedPrompt:
         """Parse and tokenize a prompt, in chunks if a list is longer than the model takes.

@@ -6,13 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ..bundle import Bundle, BundleFile
+from ..bundle import Bundle, BundleFile, text_encoder_beside
 from ..data.arguments import check_device, check_integer
 from ..errors import DetrtError, SpecError
 from ..models.load_options import FLAGS, LoadOptions
-from ..spec import ModelSpec
+from ..spec import ModelSpec, TextSpec
 
 if TYPE_CHECKING:
     from .base import BaseSession
@@ -69,24 +69,47 @@ class FileSearch:
     note: str = ""
 
 
+class Parts(Protocol):
+    """The files that belong to one model: a `Bundle`, or those beside a file."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    def of_kind(self, kind: str) -> list[BundleFile]: ...
+
+    def checked_path(self, entry: BundleFile, *beside: str) -> Path: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FilesBeside:
+    """What lies beside a file that is opened by its path, as a bundle of its folder; nothing says what was built.
+
+    model: the file. text: of its spec.
+    """
+
+    model: Path
+    text: TextSpec
+
+    @property
+    def folder(self) -> Path:
+        return self.model.parent
+
+    def of_kind(self, kind: str) -> list[BundleFile]:
+        """Other kinds than those of `TextSpec.parts` are text encoders of the backend of the file."""
+        name = self.text.parts.get(kind, text_encoder_beside(self.model).name if kind.startswith("text-") else "")
+        path = self.folder / name
+        return [BundleFile(kind, name, "", path.stat().st_size)] if path.is_file() and path != self.model else []
+
+    def checked_path(self, entry: BundleFile, *beside: str) -> Path:
+        return self.folder / entry.path
+
+
 class Opener(ABC):
     """Opens the files of one backend."""
 
     @abstractmethod
     def open_file(self, path: Path, options: SessionOptions) -> BaseSession:
         """A file alone, without its text encoder. Raises SessionError: it does not run there."""
-
-    def open_part(self, path: Path, spec: ModelSpec, options: SessionOptions) -> BaseSession:
-        """A part that lies beside a detector, on the CPU: a text encoder, or an encoder of query images. The backend of ONNX files only."""
-        raise NotImplementedError
-
-    def run_graph(self, model: bytes | Path, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """Run a graph of any inputs and outputs once on the CPU; output name -> array. The backend of ONNX files only."""
-        raise NotImplementedError
-
-    def encoder_beside(self, path: Path, session: BaseSession, options: SessionOptions) -> BaseSession | None:
-        """The text encoder that lies beside a file; None: the ONNX file of it runs."""
-        return None
 
     def measured_on(self, entries: Sequence[BundleFile], devices: Sequence[str]) -> Sequence[str | None]:
         """The devices on which a benchmark runs it; None: its own. entries: of its files in a bundle. devices: what is asked for."""
@@ -100,8 +123,8 @@ class Opener(ABC):
             SpecError: a damaged file, which is no reason to take another one.
         """
 
-    def encoder_of(self, search: FileSearch, session: BaseSession, entry: BundleFile) -> tuple[BaseSession | None, str]:
-        """The text encoder beside what `choose` gave, and a note; None: the ONNX file of it runs."""
+    def open_text_encoder(self, parts: Parts, detector: BaseSession, options: SessionOptions) -> tuple[BaseSession | None, str]:
+        """The backend's own text encoder of a detector, and a note; None: the ONNX file of it runs."""
         return None, ""
 
     @abstractmethod
@@ -111,6 +134,18 @@ class Opener(ABC):
     def check(self, search: FileSearch, session: BaseSession, entry: BundleFile) -> None:
         """Look at what `choose` gave, with its text encoder. Raises GateError: it must not run."""
         return
+
+
+class GraphOpener(Opener):
+    """Opens ONNX files, which every bundle has: what runs beside a detector of any backend, too."""
+
+    @abstractmethod
+    def open_part(self, path: Path, spec: ModelSpec, options: SessionOptions) -> BaseSession:
+        """A part that lies beside a detector, on the CPU: a text encoder, or an encoder of query images."""
+
+    @abstractmethod
+    def run_graph(self, model: bytes | Path, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Run a graph of any inputs and outputs once on the CPU; output name -> array."""
 
 
 def refuse_reading(what: str, load: LoadOptions, *, may_have_code: bool = True) -> None:
@@ -125,13 +160,13 @@ def refuse_reading(what: str, load: LoadOptions, *, may_have_code: bool = True) 
             raise SpecError(f"`{name}` says how a checkpoint is loaded, and {what}; leave it out")
 
 
-def only(bundle: Bundle, kind: str, name: str) -> Path:
-    """The file of a kind that a model with a prompt needs. Raises SpecError where the bundle lacks it."""
-    entries = [entry for entry in bundle.of_kind(kind) if entry.path == name] or bundle.of_kind(kind)
+def part_path(parts: Parts, kind: str, name: str) -> Path:
+    """The file of a kind that a model with a prompt needs. Raises SpecError: it is not there."""
+    entries = [entry for entry in parts.of_kind(kind) if entry.path == name] or parts.of_kind(kind)
     if not entries:
-        what = {"tokenizer": "tokenizer", "text": "text encoder"}[kind]
+        what = {"tokenizer": "tokenizer", "text": "text encoder", "query": "encoder of query images"}[kind]
         raise SpecError(
-            f"the bundle '{bundle.folder}' has no {what} '{name}', which its model needs to read a prompt; build it again with "
-            "detrt build"
+            f"'{parts.folder}' has no {what} '{name}', which the model needs to read a prompt; copy it there from where the model was "
+            "exported, or build it again with detrt build"
         )
-    return bundle.checked_path(entries[0])
+    return parts.checked_path(entries[0])

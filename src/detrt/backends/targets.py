@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ..bundle import Bundle, EngineFacts
 from ..errors import ArgumentError, install_hint
 from ..models import trust
@@ -10,9 +12,21 @@ from ..system import PACKAGES, Ability, able
 from . import inductor, onnxruntime, openvino, tensorrt, torch
 from .target import Build, Target
 
+if TYPE_CHECKING:
+    from .search import GraphOpener
+
 TARGETS: tuple[Target, ...] = (tensorrt.TARGET, inductor.TARGET, openvino.TARGET, onnxruntime.TARGET)  # best first
 GRAPH = onnxruntime.TARGET  # runs what every bundle has, and what lies beside a detector
 CHECKPOINT = torch.TARGET  # of what no bundle has
+
+
+def graph_opener() -> GraphOpener:
+    """What opens ONNX files; imports the module that has it."""
+    from .search import GraphOpener
+
+    opener = GRAPH.opened_by()
+    assert isinstance(opener, GraphOpener)
+    return opener
 
 
 def row_of(kind: str) -> Target | None:

@@ -252,7 +252,7 @@ def _export_checkpoint(
 def _export_foreign(
     model: str, path: Path, config: ExportConfig, precision: PrecisionConfig, load: LoadOptions, say: Say
 ) -> _Exported:
-    from ..backends.targets import GRAPH
+    from ..backends.targets import graph_opener
     from ..evaluation.models import is_foreign
     from ..export.foreign import export_foreign
     from ..graph.operators import check_model_file
@@ -263,7 +263,7 @@ def _export_foreign(
     if not is_foreign(model):
         raise SourceError(f"'{model}' is an ONNX file, exported already; build engines from it with: detrt build {model} -o OUT")
     refuse_export_choices(model, replace(config, check=True), LoadOptions(), builds=False, checkpoint=False)
-    foreign = read_foreign(model, load, GRAPH.opened_by().run_graph)
+    foreign = read_foreign(model, load, graph_opener().run_graph)
     check_prompt(foreign.spec, precision)
     report, notes = export_foreign(foreign, path, check=config.check, say=say)
     title = f"layout {foreign.graph.layout.name}"

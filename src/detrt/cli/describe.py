@@ -91,11 +91,11 @@ def _onnx_facts(path: Path, load: LoadOptions | None) -> dict[str, Any]:
     spec = graph.find_spec(path)
     if spec is not None:
         return {**spec_facts(spec), **facts}
-    from ..backends.targets import GRAPH
+    from ..backends.targets import graph_opener
     from ..models.foreign import read_foreign
 
     try:
-        foreign = read_foreign(path, load, GRAPH.opened_by().run_graph)
+        foreign = read_foreign(path, load, graph_opener().run_graph)
     except (GraphError, SessionError, SpecError, SourceError) as error:
         return {"not known": str(error), **facts}
     return {**spec_facts(foreign.spec), "layout": foreign.graph.layout.name, "loading": list(foreign.notes), **facts}

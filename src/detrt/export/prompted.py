@@ -47,7 +47,7 @@ def export_text(source: Source, path: Path, spec: ModelSpec, config: ExportConfi
     assert text is not None
     if source.tokenizer is None:
         raise SourceError(f"'{source.provenance.source}' has no tokenizer; give one with `tokenizer=FILE`")
-    if path.name in (text.encoder, text.tokenizer, text.query_encoder):
+    if path.name in text.parts.values():
         raise ExportError(f"'{path.name}' is the name of another file beside the model; give another")
     processing = check_processing(source, say) if config.check else ProcessingCheck()
     start = time.perf_counter()

@@ -11,12 +11,12 @@ from ...errors import DetrtError, SessionError, SpecError
 from ...spec import ModelSpec
 from ...system import CPU
 from ..base import BaseSession
-from ..search import FileSearch, Opener, SessionOptions, only, refuse_reading
+from ..search import FileSearch, GraphOpener, Parts, SessionOptions, part_path, refuse_reading
 from .rtx import BACKEND as RTX
 from .session import NoSpecError, OnnxSession, available_providers, run_graph
 
 
-class OnnxOpener(Opener):
+class OnnxOpener(GraphOpener):
     """Opens ONNX files. It is the last of the list: every bundle has one."""
 
     def open_file(self, path: Path, options: SessionOptions) -> BaseSession:
@@ -42,16 +42,10 @@ class OnnxOpener(Opener):
         return session
 
     def open_part(self, path: Path, spec: ModelSpec, options: SessionOptions) -> BaseSession:
-        """Raises SessionError: it is not there."""
-        return _open_part(path, spec, options)
+        return OnnxSession(path, spec, provider=CPU, threads=options.threads)
 
     def run_graph(self, model: bytes | Path, feeds: Mapping[str, Any]) -> dict[str, Any]:
         return run_graph(model, feeds)
-
-    def encoder_beside(self, path: Path, session: BaseSession, options: SessionOptions) -> BaseSession | None:
-        text = session.spec.text
-        assert text is not None
-        return _open_part(path.parent / text.encoder, session.spec, options, provider_of(options))
 
     def measured_on(self, entries: Sequence[BundleFile], devices: Sequence[str]) -> Sequence[str | None]:
         """The CPU, and the GPU where this build of ONNX Runtime has one."""
@@ -84,23 +78,14 @@ class OnnxOpener(Opener):
             session.add_note(f"running the ONNX file with ONNX Runtime, because no engine can run here: {reasons}")
         return session, graphs[0]
 
-    def encoder_of(self, search: FileSearch, session: BaseSession, entry: BundleFile) -> tuple[BaseSession | None, str]:
-        assert session.spec.text is not None
-        path = only(search.bundle, "text", session.spec.text.encoder)
-        return OnnxSession(path, session.spec, provider=provider_of(search.options), threads=search.options.threads), ""
+    def open_text_encoder(self, parts: Parts, detector: BaseSession, options: SessionOptions) -> tuple[BaseSession | None, str]:
+        assert detector.spec.text is not None
+        path = part_path(parts, "text", detector.spec.text.encoder)
+        return OnnxSession(path, detector.spec, provider=provider_of(options), threads=options.threads), ""
 
     def refusal(self, search: FileSearch) -> DetrtError:
         why = f" ({'; '.join(search.reasons)})" if search.reasons else ""
         return SessionError(f"the bundle '{search.bundle.folder}' has no ONNX file to fall back to{why}; build it again")
-
-
-def _open_part(path: Path, spec: ModelSpec, options: SessionOptions, provider: str = CPU) -> BaseSession:
-    if not path.is_file():
-        raise SessionError(
-            f"there is no text encoder '{path}', which this model needs to read a prompt; copy it there from where the "
-            "model was exported, or export the model again with detrt export"
-        )
-    return OnnxSession(path, spec, provider=provider, threads=options.threads)
 
 
 def provider_of(options: SessionOptions) -> str:

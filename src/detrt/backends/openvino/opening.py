@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ...bundle import Bundle, BundleFile, EngineFacts, text_encoder_beside
+from ...bundle import BundleFile, EngineFacts
 from ...errors import DetrtError, EngineError, MissingPackageError, SessionError
 from ...system import CPU, processor_name
 from ..base import BaseSession
-from ..search import FileSearch, Opener, SessionOptions
+from ..search import FileSearch, Opener, Parts, SessionOptions
 from .session import OpenVinoSession
 
 # On a CPU a bundle's OpenVINO model comes before its ONNX file, unless the ONNX file was the faster one on this processor.
@@ -22,10 +22,6 @@ class OpenVinoOpener(Opener):
 
     def open_file(self, path: Path, options: SessionOptions) -> BaseSession:
         return OpenVinoSession(path, device=options.device, threads=options.threads, **options.tuning)
-
-    def encoder_beside(self, path: Path, session: BaseSession, options: SessionOptions) -> BaseSession | None:
-        encoder = text_encoder_beside(path)
-        return OpenVinoSession(encoder, device=options.device, threads=options.threads) if encoder.is_file() else None
 
     def choose(self, search: FileSearch) -> tuple[BaseSession, BundleFile] | None:
         bundle, options = search.bundle, search.options
@@ -48,12 +44,12 @@ class OpenVinoOpener(Opener):
             return session, entry
         return None
 
-    def encoder_of(self, search: FileSearch, session: BaseSession, entry: BundleFile) -> tuple[BaseSession | None, str]:
-        encoders, options = search.bundle.of_kind("text-openvino"), search.options
+    def open_text_encoder(self, parts: Parts, detector: BaseSession, options: SessionOptions) -> tuple[BaseSession | None, str]:
+        encoders = parts.of_kind("text-openvino")
         if not encoders:
             return None, ""
-        path = _checked(search.bundle, encoders[0])
-        return OpenVinoSession(path, session.spec, encoders[0].engine, device=options.device, threads=options.threads), ""
+        path = _checked(parts, encoders[0])
+        return OpenVinoSession(path, detector.spec, encoders[0].engine, device=options.device, threads=options.threads), ""
 
     def refusal(self, search: FileSearch) -> DetrtError:
         folder = search.bundle.folder
@@ -61,9 +57,9 @@ class OpenVinoOpener(Opener):
         return EngineError(f"no OpenVINO model of the bundle '{folder}' can run here: {why}")
 
 
-def _checked(bundle: Bundle, entry: BundleFile) -> Path:
+def _checked(parts: Parts, entry: BundleFile) -> Path:
     """Path of a model; its weights, which OpenVINO opens with it, are compared too."""
-    return bundle.checked_path(entry, PurePosixPath(entry.path).with_suffix(".bin").name)
+    return parts.checked_path(entry, PurePosixPath(entry.path).with_suffix(".bin").name)
 
 
 def _faster_on_cpu(facts: EngineFacts | None, tuning: Mapping[str, Any]) -> tuple[bool, str]:

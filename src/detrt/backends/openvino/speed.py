@@ -38,15 +38,15 @@ def measure_speed(source: Path, fused: Path | None, model: Path, spec: ModelSpec
     Raises:
         SessionError, EngineError: one of them cannot run.
     """
-    batch, onnxruntime_ms = _least_ms(lambda: OnnxSession(source, spec, fused=fused), source.parent)
-    _, openvino_ms = _least_ms(lambda: OpenVinoSession(model, spec, facts), source.parent)
+    batch, onnxruntime_ms = _least_ms(lambda: OnnxSession(source, spec, fused=fused), source)
+    _, openvino_ms = _least_ms(lambda: OpenVinoSession(model, spec, facts), source)
     return CpuSpeed(processor_name(), usable_cores(), batch, openvino_ms, onnxruntime_ms, version("onnxruntime"))
 
 
-def _least_ms(opened: Callable[[], BaseSession], folder: Path) -> tuple[int, float]:
-    """Batch size, and milliseconds of the fastest run. folder: of the text encoder and the tokenizer."""
+def _least_ms(opened: Callable[[], BaseSession], model: Path) -> tuple[int, float]:
+    """Batch size, and milliseconds of the fastest run. model: the file beside which the text encoder and the tokenizer lie."""
     with ExitStack() as closing:
-        session = closing.enter_context(with_text(opened(), folder))
+        session = closing.enter_context(with_text(opened(), model))
         batch = session.info.fixed_batch or 1
         feeds = preprocess(draw_images(batch, session.spec.input.size_hw), session.spec).feeds
         runs = session.bind(PROMPT) if isinstance(session, PromptedSession) else session

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...bundle import BundleFile, text_encoder_beside
+from ...bundle import BundleFile, EngineFacts
 from ...errors import DetrtError, EngineError, MissingPackageError, SessionError
 from ...system import CPU
 from ..base import BaseSession
-from ..search import FileSearch, Opener, SessionOptions
+from ..search import FileSearch, Opener, Parts, SessionOptions
 from .first_opening import check_first_opening
 
 
@@ -28,10 +28,6 @@ class EngineOpener(Opener):
             raise SessionError(f"'{path}' is a TensorRT engine, which needs a GPU; got the device cpu")
         return open_engine(path, options.device, eager_kernels=options.eager_kernels)
 
-    def encoder_beside(self, path: Path, session: BaseSession, options: SessionOptions) -> BaseSession | None:
-        encoder = text_encoder_beside(path)
-        return open_engine(encoder, options.device) if encoder != path and encoder.is_file() else None
-
     def measured_on(self, entries: Sequence[BundleFile], devices: Sequence[str]) -> Sequence[str | None]:
         return [device for device in devices if device.startswith("cuda")] if devices else [None]
 
@@ -45,20 +41,20 @@ class EngineOpener(Opener):
                 search.reasons.append(f"{entry.path}: {error}")
         return None
 
-    def encoder_of(self, search: FileSearch, session: BaseSession, entry: BundleFile) -> tuple[BaseSession | None, str]:
-        bundle, why = search.bundle, "the bundle has none for the same target and GPUs"
-        for one in bundle.of_kind("text-engine"):
-            if not _same_machine(one, entry):
+    def open_text_encoder(self, parts: Parts, detector: BaseSession, options: SessionOptions) -> tuple[BaseSession | None, str]:
+        engines, why = parts.of_kind("text-engine"), "there is none for the same target and GPUs"
+        for one in engines:
+            if one.engine is not None and not _same_machine(one.engine, detector.info.facts):
                 continue
-            path = bundle.checked_path(one)
+            path = parts.checked_path(one)
             try:
-                return open_engine(path, search.options.device), ""
+                return open_engine(path, options.device), ""
             except (EngineError, MissingPackageError, SessionError) as error:
                 why = f"{one.path}: {error}"
-        # A bundle without any has none because TensorRT could not build it, which `build` said.
-        if search.options.backend != "auto" and bundle.of_kind("text-engine"):
+        # Where there is none, TensorRT could not build it, which `build` said.
+        if options.backend != "auto" and engines:
             raise EngineError(
-                f"no engine of the text encoder in '{bundle.folder}' can run here: {why}. Build it with: detrt build"
+                f"no engine of the text encoder in '{parts.folder}' can run here: {why}. Build it with: detrt build"
             )
         return None, f"the text encoder runs with ONNX Runtime, because no engine of it can run here: {why}"
 
@@ -73,9 +69,8 @@ class EngineOpener(Opener):
         check_first_opening(session, search.bundle, entry, search.open_graph)
 
 
-def _same_machine(encoder: BundleFile, detector: BundleFile) -> bool:
-    a, b = encoder.engine, detector.engine
-    return a is not None and b is not None and (a.target, a.compute_capabilities) == (b.target, b.compute_capabilities)
+def _same_machine(a: EngineFacts, b: EngineFacts | None) -> bool:
+    return b is not None and (a.target, a.compute_capabilities) == (b.target, b.compute_capabilities)
 
 
 OPENER = EngineOpener()
