@@ -71,7 +71,3 @@ def test_rows_are_whole():
         assert len({getattr(task, attribute) for task in tasks.TASKS}) == len(tasks.TASKS)
     for task in tasks.TASKS:
         assert task.field in own, "a field of the detections"
-        for method in ("outputs", "decode"):
-            assert getattr(type(task), method) is not getattr(tasks.Task, method)
-        assert task.sorts or type(task).of_windows is not tasks.Task.of_windows, "tiles move it into the image"
-        assert not task.published or type(task).difference is not tasks.Task.difference

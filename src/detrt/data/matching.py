@@ -11,7 +11,8 @@ import numpy as np
 from ..detections import Detections, box_iou
 from ..errors import DetrtError
 from ..spec import Precision
-from ..tasks import TASKS, Task
+from ..tasks import TASKS
+from ..tasks.base import AreaTask
 
 _FRACTIONS = ("threshold", "unmatched", "mismatched", "ap", "mask_iou", "mask_score")
 
@@ -201,9 +202,11 @@ class Pairing:
         return {(r, c): task.overlap(ref, r, cand, c) for task, ref, cand in self._areas for r, c in best}
 
     @property
-    def _areas(self) -> list[tuple[Task, Any, Any]]:
+    def _areas(self) -> list[tuple[AreaTask, Any, Any]]:
         """What both have that covers pixels, with the values of both."""
-        both = [(task, getattr(self.ref, task.field), getattr(self.cand, task.field)) for task in TASKS if task.overlaps]
+        both = [
+            (task, getattr(self.ref, task.field), getattr(self.cand, task.field)) for task in TASKS if isinstance(task, AreaTask)
+        ]
         return [(task, ref, cand) for task, ref, cand in both if ref is not None and cand is not None]
 
     def summary(self) -> ImageMatch:

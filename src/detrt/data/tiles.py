@@ -220,6 +220,6 @@ def _in_image(
     found: dict[str, Any] = {}
     for task in TASKS:
         values = [(window, getattr(one, task.field)) for window, one in parts]
-        if not task.sorts and all(value is not None for _, value in values):
+        if all(value is not None for _, value in values):
             found[task.field] = task.of_windows(values, kept, members, size_hw)
     return found

@@ -23,10 +23,12 @@ from ..detections import Detections
 from ..errors import GateError, MissingPackageError
 from ..spec import PIXEL_MASK, PIXEL_VALUES, ModelSpec, TextSpec
 from ..tasks import TASKS
+from ..tasks.base import PublishedTask
 from ..tasks.masks import Masks, mask_iou
 from ..text.prompts import Prompt, with_last_dot
 from .families import processors
 from .hub import quiet, require_transformers
+from .stock import TokenStock
 from .wrapper import named_outputs
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ SCORE_TOLERANCE, BOX_TOLERANCE_PX = 1e-5, 1e-2
 _SORTED = 40  # detections whose order by successors is compared
 MASK_IOU = 0.99  # lowest allowed of masks, of which rounding moves pixels at logit 0
 CHECKED_SIZES = ((480, 640), (612, 405))
+_TASKS = [task for task in TASKS if isinstance(task, PublishedTask)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +205,7 @@ def _as_detections(found: Mapping[str, Any], labels: Sequence[str], size_hw: tup
     ids = found["labels"].numpy().astype(np.int64)[order]
     document = {
         name: found[key].numpy()[order]
-        for name, key in ((task.field, task.published) for task in TASKS)
+        for name, key in ((task.field, task.published) for task in _TASKS)
         if isinstance(found.get(key), torch.Tensor)  # polygons of masks are a list
     }
     return Detections(boxes, scores[order], ids, tuple(map(str, ids)), (int(height), int(width)), **document)
@@ -233,7 +236,7 @@ def _difference(ours: Detections, theirs: Detections) -> str:
         )
     partner = np.where(near, apart, np.inf).argmin(0)
     known = closest <= BOX_TOLERANCE_PX
-    for task in TASKS:
+    for task in _TASKS:
         mine, others = getattr(ours, task.field), getattr(theirs, task.field)
         if others is not None and (why := task.difference(mine[partner][known], others[known], BOX_TOLERANCE_PX)):
             return why
@@ -318,7 +321,8 @@ class PublishedDetector:
         those above `text_threshold`, and the class id is 0."""
         import torch
 
-        found = self._stock.grounded(self._both, outputs, threshold=0.0, text_threshold=text_threshold)
+        assert isinstance(self._stock, TokenStock)
+        found = self._stock.by_tokens(self._both, outputs, text_threshold)
         order = torch.argsort(found["scores"].float(), descending=True, stable=True).tolist()
         made = _as_detections({**found, "labels": torch.zeros(len(order), dtype=torch.int64)}, (), outputs.size_hw)
         return replace(made, labels=tuple(found["text_labels"][i] for i in order))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from .published import PublishedOutputs, PublishedPrompt
 
 
-class Stock:
+class Stock(ABC):
     """The functions of the library under detrt's tensor names, and its processor of images and text.
 
     `both` is that processor, `prompt` a `PublishedPrompt`. one_size: it takes images of one size only.
@@ -20,37 +21,49 @@ class Stock:
 
     one_size = False
 
+    @abstractmethod
     def forward(self, model: Any, pixels: Tensor, mask: Tensor | None, feeds: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Raw outputs of the detector, padding `PADDED_LOGIT`, and with masks their logits; a graph without masks leaves these out.
 
         feeds: token ids and their mask of a model that takes them itself, else the text inputs of the detector's graph.
         """
-        raise NotImplementedError
 
-    def encode(self, model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        """Outputs of the text encoder, in the order of `PromptKind.encoder_outputs`, of a model that has one by itself."""
-        raise NotImplementedError
-
+    @abstractmethod
     def feeds(self, both: Any, images: Sequence[Any], prompt: PublishedPrompt) -> Any:
         """What the library's model takes for images, all with one prompt."""
-        raise NotImplementedError
 
     def runs(self, both: Any, image: Any, prompt: PublishedPrompt) -> list[Any]:
         """The same of one image, a run after the other."""
         return [self.feeds(both, [image], prompt)]
 
+    @abstractmethod
     def usual(self, both: Any, outputs: Any, feeds: Any, prompt: PublishedPrompt, sizes: Any, masks: bool) -> Any:
         """Detections as the documentation of the library reads them from the outputs of `feeds`, of images of `sizes` (height, width).
 
         masks: with masks."""
-        raise NotImplementedError
 
+    @abstractmethod
     def found(self, both: Any, outputs: PublishedOutputs, prompt: PublishedPrompt, most: int) -> dict[str, Tensor]:
         """All scores, boxes and labels (class ids) of the outputs of `runs`; most: detections of an image."""
-        raise NotImplementedError
 
 
-class NameStock(Stock):
+class EncoderStock(Stock):
+    """Of a model that has a text encoder by itself."""
+
+    @abstractmethod
+    def encode(self, model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        """Outputs of the text encoder, in the order of `PromptKind.encoder_outputs`."""
+
+
+class TokenStock(Stock):
+    """Of a model with a logit for each token."""
+
+    @abstractmethod
+    def by_tokens(self, both: Any, outputs: PublishedOutputs, text_threshold: float) -> Any:
+        """Detections of the library's post-processing as it labels them, by the tokens above a threshold."""
+
+
+class NameStock(EncoderStock):
     """Of a model with a logit for each name."""
 
     def feeds(self, both: Any, images: Sequence[Any], prompt: PublishedPrompt) -> Any:

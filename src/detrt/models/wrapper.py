@@ -24,6 +24,7 @@ from .contract import contract, text_encoder_contract
 from .families import BY_NAME
 from .nms_op import surviving
 from .source import Source
+from .stock import EncoderStock
 
 
 class ExportModule(nn.Module):
@@ -280,7 +281,9 @@ class StockTextEncoder(torch.nn.Module):
     def __init__(self, source: Source) -> None:
         super().__init__()
         assert source.family.stock is not None
-        self.stock, self.model = source.family.stock()(), source.module
+        stock = source.family.stock()()
+        assert isinstance(stock, EncoderStock)
+        self.stock, self.model = stock, source.module
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
         return self.stock.encode(self.model, input_ids, attention_mask)

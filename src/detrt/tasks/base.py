@@ -21,20 +21,18 @@ class Task(ABC):
 
     Attributes:
         field: of `Detections`, None in those of models without it. title: in words.
-        key: of one value in JSON. published: of all of them in what transformers' post-processing returns.
+        key: of one value in JSON.
         dtype, sides: of the values; sides: behind the axis of detections.
         sorts: detections are returned by its values, and have their place in the image of all; there are none of a tile.
         pairwise: its outputs are of pairs of queries.
         after_graph: it is computed after the graph, also where that decodes.
         coco: COCO results have its key. table: tables of a row for each detection have it.
-        overlaps: values cover pixels, and those of two sides are compared by `overlap`.
         nvinfer: DeepStream has a parser for it.
     """
 
     field: ClassVar[str]
     title: ClassVar[str]
     key: ClassVar[str]
-    published: ClassVar[str] = ""
     dtype: ClassVar[str] = "float32"
     sides: ClassVar[tuple[int, ...]] = ()
     sorts: ClassVar[bool] = False
@@ -42,7 +40,6 @@ class Task(ABC):
     after_graph: ClassVar[bool] = False
     coco: ClassVar[bool] = True
     table: ClassVar[bool] = False
-    overlaps: ClassVar[bool] = False
     nvinfer: ClassVar[bool] = False
 
     @abstractmethod
@@ -90,24 +87,34 @@ class Task(ABC):
         """Arguments of `supervision.Detections`."""
         return {"data": {self.field: values}}
 
+    @abstractmethod
     def of_windows(
         self, parts: Sequence[tuple[Window, Any]], kept: Sequence[int], members: Mapping[int, list[int]], size_hw: SizeHW
     ) -> Any:
-        """Values of the detections of an image from those of its windows, in pixels of the image.
+        """Values of the detections of an image from those of its windows, in pixels of the image; None: a window has none.
 
         parts: (window, its values). kept: numbers of detections, counted over all windows. members: kept number -> those that are parts
         of the same object, itself among them.
         """
-        raise NotImplementedError
-
-    def overlap(self, ours: Any, i: int, theirs: Any, j: int) -> float:
-        """IoU of value i of one side and value j of another."""
-        raise NotImplementedError
 
     def draw(self, pixels: NDArray[np.uint8], values: Any, colours: Sequence[tuple[int, int, int]]) -> NDArray[np.uint8]:
         """The pixels of an image with what lies below the boxes. colours: of each detection."""
         return pixels
 
+
+class AreaTask(Task):
+    """A task whose values cover pixels, so that two are compared by their overlap."""
+
+    @abstractmethod
+    def overlap(self, ours: Any, i: int, theirs: Any, j: int) -> float:
+        """IoU of value i of one side and value j of another."""
+
+
+class PublishedTask(Task):
+    """A task whose values transformers' post-processing returns, under `published`."""
+
+    published: ClassVar[str]
+
+    @abstractmethod
     def difference(self, ours: Any, theirs: Any, tolerance_px: float) -> str:
         """What differs between values of the same detections, as text; "" for nothing."""
-        raise NotImplementedError

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..spec import MASK_LOGITS
-from .base import SizeHW, Task, Window
+from .base import AreaTask, SizeHW, Window
 
 if TYPE_CHECKING:
     from ..spec import ModelSpec
@@ -229,14 +229,14 @@ def _encode(
     return np.diff(np.concatenate([[0], ends, tail])).astype(np.int64)
 
 
-class InstanceMasks(Task):
+class InstanceMasks(AreaTask):
     """A mask for each detection, not clipped to its box; values are `Masks`."""
 
     field = "masks"
     title = "masks"
     key = "segmentation"
     dtype = "bytes"
-    overlaps = nvinfer = True
+    nvinfer = True
 
     def outputs(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         rule = spec.decode

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..spec import QUADS
-from .base import SizeHW, Task, Window
+from .base import PublishedTask, SizeHW, Window
 
 if TYPE_CHECKING:
     from ..spec import ModelSpec
 
 
-class Quadrilaterals(Task):
+class Quadrilaterals(PublishedTask):
     """Corners in pixels of the original image, not clipped to it, clockwise from the top left."""
 
     field = "quads"

@@ -13,14 +13,14 @@ Detections of one query under several labels have one rank.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..spec import ORDER_LOGITS, SUCCESSOR_LOGITS
-from .base import SizeHW, Task
+from .base import PublishedTask, SizeHW, Window
 
 if TYPE_CHECKING:
     from ..spec import ModelSpec
@@ -117,7 +117,7 @@ def _sorted(edges: NDArray[np.bool_], before: NDArray[np.float32]) -> list[int]:
     return order
 
 
-class ReadingOrder(Task):
+class ReadingOrder(PublishedTask):
     """Ranks of the detections of a document; lower ones are read first. They are returned by rank, equal ranks by score."""
 
     field = "reading_order"
@@ -136,6 +136,11 @@ class ReadingOrder(Task):
         self, outputs: Mapping[str, NDArray], queries: NDArray[np.int64], size_hw: SizeHW, covered_hw: tuple[float, float] | None
     ) -> NDArray[np.int64]:
         return reading_order(outputs, queries)
+
+    def of_windows(
+        self, parts: Sequence[tuple[Window, Any]], kept: Sequence[int], members: Mapping[int, list[int]], size_hw: SizeHW
+    ) -> None:
+        """A page is read as a whole."""
 
     def difference(self, ours: Any, theirs: Any, tolerance_px: float) -> str:
         ranks = np.abs(ours - theirs).max(initial=0)

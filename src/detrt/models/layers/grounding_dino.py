@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...errors import ExportError
 from ...text.tensors import ATTENTION_MASK, INPUT_IDS
-from ..stock import Stock
+from ..stock import TokenStock
 from .dino import inverse_sigmoid
 from .swin import from_transformers_swin
 from .trace_scope import inside
@@ -423,7 +423,7 @@ def _proposals(mask: Tensor, level: int) -> Tensor:
     return torch.cat([centres, torch.full_like(centres, 0.05 * 2.0**level)], -1)
 
 
-class GroundingStock(Stock):
+class GroundingStock(TokenStock):
     """transformers' Grounding DINO."""
 
     def forward(self, model: Any, pixels: Tensor, mask: Tensor | None, feeds: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
@@ -450,11 +450,14 @@ class GroundingStock(Stock):
         for first, last in prompt.spans:
             only = torch.tensor([first <= start < end <= last for start, end in offsets])
             # A threshold below every score, so that all phrases keep all queries.
-            phrases.append(self.grounded(both, outputs, threshold=-1.0, only=only))
+            phrases.append(self._grounded(both, outputs, threshold=-1.0, only=only))
         scores, best = torch.stack([one["scores"].float() for one in phrases]).max(0)
         return {"scores": scores, "boxes": phrases[0]["boxes"], "labels": torch.tensor(list(prompt.names))[best]}
 
-    def grounded(self, both: Any, outputs: PublishedOutputs, *, only: Tensor | None = None, **thresholds: float) -> Any:
+    def by_tokens(self, both: Any, outputs: PublishedOutputs, text_threshold: float) -> Any:
+        return self._grounded(both, outputs, threshold=0.0, text_threshold=text_threshold)
+
+    def _grounded(self, both: Any, outputs: PublishedOutputs, *, only: Tensor | None = None, **thresholds: float) -> Any:
         """The library's post-processing of token scores. only: (tokens,), the tokens that count."""
         (tensors,), (feeds,) = outputs.tensors, outputs.feeds
         if only is not None:

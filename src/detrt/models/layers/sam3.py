@@ -26,7 +26,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from ...errors import ExportError
 from ...text.tensors import PHRASE_FEATURES, PHRASE_MASK
-from ..stock import Stock
+from ..stock import EncoderStock
 from .deformable import sine_of_boxes, sine_position
 from .dino import inverse_sigmoid
 from .grounding_dino import PADDED_LOGIT, additive
@@ -205,7 +205,7 @@ def _for_each(x: Tensor, phrases: Any) -> Tensor:
     return x.unsqueeze(1).expand(-1, phrases, *([-1] * (x.ndim - 1))).flatten(0, 1)
 
 
-class Sam3Stock(Stock):
+class Sam3Stock(EncoderStock):
     """transformers' SAM 3, which takes one phrase an image."""
 
     one_size = True
