@@ -18,6 +18,7 @@ from detrt.bundle import (
     BundleFile,
     EngineFacts,
     Provenance,
+    files_with,
     open_whole,
     read_sidecar,
     sidecar_path,
@@ -367,6 +368,20 @@ def test_files_beside_a_model_are_compared(tmp_path):
     (tmp_path / "sub" / "m.bin").write_bytes(b"Weights")
     with pytest.raises(SpecError, match=r"m.bin.*SHA-256"):
         whole.checked_path(model, "m.bin")
+
+
+def test_what_is_opened_with_a_model_file(tmp_path):
+    with_values_in(tmp_path / "model.onnx", "values/w")
+    (tmp_path / "values").mkdir()
+    graph = ["model.onnx", "model.onnx.data", "model.onnx.json", "values/w"]
+    engine = ["model.sm89.engine", "model.sm89.engine.json"]
+    network = ["model.openvino.bin", "model.openvino.xml", "model.openvino.xml.json"]
+    beside = ["query.onnx", "text.onnx", "text.onnx.data", "text.sm89.engine", "text.openvino.bin", "tokenizer.json"]
+    for name in (*graph[1:], *engine, *network, *beside, "notes.txt", "other.onnx", "texture.png"):
+        (tmp_path / name).write_bytes(b"1")
+    for name, own in (("model.onnx", graph), ("model.sm89.engine", engine), ("model.openvino.xml", network)):
+        found = [path.relative_to(tmp_path).as_posix() for path in files_with(tmp_path / name)]
+        assert found == sorted([*own, *beside])
 
 
 def test_a_graph_that_cannot_be_read_is_refused(tmp_path):

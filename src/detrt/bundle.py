@@ -500,8 +500,10 @@ def _opened_with(entry: BundleFile, path: Path) -> list[str]:
     Raises:
         SpecError: an ONNX file that is damaged where it names them.
     """
-    if entry.kind not in _GRAPHS:
-        return []
+    return _locations(path) if entry.kind in _GRAPHS else []
+
+
+def _locations(path: Path) -> list[str]:
     try:
         return data_locations(path)
     except ValueError as error:
@@ -548,6 +550,20 @@ def read_json(path: Path) -> dict[str, Any]:
 def text_encoder_beside(model: Path) -> Path:
     """The file of the text encoder that belongs to a detector's: `text.` for `model.` at the start of its name."""
     return model.with_name(model.name.replace("model", "text", 1))
+
+
+def files_with(model: Path) -> list[Path]:
+    """A model file and all that is opened with it, in the order of their names: values, sidecar, and of one that takes a prompt its
+    encoders and its tokenizer, which are known by how their names begin.
+
+    Raises:
+        SpecError: an ONNX file that is damaged where it names its files.
+    """
+    begins = (model.name, f"{model.stem}.bin", "text.", "tokenizer.", "query.")
+    beside = {one for one in model.parent.iterdir() if one.name.startswith(begins)}
+    if model.suffix.lower() == ".onnx":
+        beside |= {model.parent / name for name in _locations(model)}
+    return [one for one in sorted({model, *beside}) if one.is_file()]
 
 
 def sidecar_path(engine: Path) -> Path:

@@ -8,10 +8,7 @@ from pathlib import Path
 from .. import files
 from ..backends.base import BaseSession
 from ..backends.open import kind_of
-from ..bundle import Bundle
-from ..graph.external import data_locations
-
-_TEXT_FILES = ("text", "tokenizer")  # how the names begin of what a model that takes a prompt opens beside it
+from ..bundle import Bundle, files_with
 
 
 def stored_content(ref: str) -> str:
@@ -27,9 +24,7 @@ def stored_content(ref: str) -> str:
         return Bundle.open(path).digest
     if kind == "checkpoint":
         return ""
-    beside = {path.parent / name for name in data_locations(path)} if kind == "onnx" else set()
-    beside |= {one for one in path.parent.iterdir() if one.name.startswith((f"{path.stem}.", *_TEXT_FILES))}
-    return _digest(*(f"{one.name} {files.sha256_of(one)}" for one in sorted({path, *beside}) if one.is_file()))
+    return _digest(*(f"{one.name} {files.sha256_of(one)}" for one in files_with(path)))
 
 
 def opened_content(stored: str, session: BaseSession) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from ... import files
 from ...backends.search import SessionOptions
+from ...bundle import files_with
 from ...data.images import load_image
 from ...data.prefetch import Load, Prefetcher
 from ...data.raw_image import LoadedImage
@@ -183,14 +184,8 @@ def pack(ref: str) -> PackedModel:
         paths = [one for one in sorted(path.rglob("*")) if one.is_file() and not one.name.startswith(".")]
         contents = {one.relative_to(path).as_posix(): one.read_bytes() for one in paths}
         return PackedModel("", _digest(contents), contents)
-    # A model file with the files beside it: sidecars, external data, the text encoder and its tokenizer.
-    beside = [one for one in sorted(path.parent.iterdir()) if one.is_file() and _belongs(one.name, path.name)]
-    contents = {one.name: one.read_bytes() for one in beside}
+    contents = {one.relative_to(path.parent).as_posix(): one.read_bytes() for one in files_with(path)}
     return PackedModel(path.name, _digest(contents), contents)
-
-
-def _belongs(name: str, model: str) -> bool:
-    return name.startswith(model) or name in ("detrt.json", "tokenizer.json", "text.onnx", "text.onnx.data", "vocab.txt")
 
 
 def _digest(contents: Mapping[str, bytes]) -> str:
