@@ -202,7 +202,7 @@ def as_published(module):
 @pytest.fixture(scope="module")
 def published():
     """A small model of the authors' shape: eight heads everywhere, 64 channels per head in BERT."""
-    from detrt.models.random import build_text as build
+    from detrt.models.random import build
 
     heads = {"encoder_attention_heads": 8, "decoder_attention_heads": 8}
     words = {**TINY_BERT, "hidden_size": 64, "num_attention_heads": 1}
@@ -428,11 +428,11 @@ def own_heads(module):
 @pytest.fixture(scope="module")
 def multi_head():
     """A small MM-Grounding-DINO with a head of its own in each decoder layer."""
-    from detrt.models.random import build_text
+    from detrt.models.random import build
 
     heads = {"encoder_attention_heads": 8, "decoder_attention_heads": 8}
     words = {**TINY_BERT, "hidden_size": 64, "num_attention_heads": 1}
-    return own_heads(build_text(BY_NAME["mm_grounding_dino"], {**TINY_GROUNDING, **heads, "text_config": words}))
+    return own_heads(build(BY_NAME["mm_grounding_dino"], {**TINY_GROUNDING, **heads, "text_config": words}))
 
 
 def equal_outputs(want, got, logit=torch.special.logit):

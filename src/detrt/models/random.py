@@ -76,7 +76,7 @@ def build_model(family: Family, model: RandomModel, *, tiny: bool) -> Any:
         settings |= {"num_labels": 7} if tiny else {}
     if family.build_random is not None:
         return family.build_random(settings)
-    return build_text(family, settings, settle=not tiny) if family.text else build(family, settings, settle=not tiny)
+    return build(family, settings, settle=not tiny)
 
 
 def _config(family: Family, settings: dict[str, Any]) -> Any:
@@ -97,11 +97,9 @@ def build(family: Family, settings: dict[str, Any], *, settle: bool = False) -> 
     from transformers import CONFIG_MAPPING
 
     settings = dict(settings)
-    backbone = settings.pop("backbone_config", None)
-    if backbone is not None:
-        settings["backbone_config"] = CONFIG_MAPPING[backbone["model_type"]](
-            **{k: v for k, v in backbone.items() if k != "model_type"}
-        )
+    for part in {"backbone_config", "text_config"} & set(settings):
+        given = dict(settings[part])
+        settings[part] = CONFIG_MAPPING[given.pop("model_type")](**given)
     config = _config(family, settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
@@ -116,7 +114,12 @@ def build(family: Family, settings: dict[str, Any], *, settle: bool = False) -> 
                 # Trained models move boxes and samples by little in each layer. With steps of full size six
                 # layers of random weights are chaotic, and rounding alone changes the result.
                 parameter.data *= 0.2
-            if dull or (moves and not settle):
+            elif family.text and name.endswith(("_param", "text_projection")):
+                # Fusion is initialised to 1e-4, and the projection may be uninitialised memory.
+                parameter.data.normal_(0, 0.5 if parameter.ndim == 1 else parameter.shape[0] ** -0.5, generator=generator)
+            elif family.text and name.endswith(("reference_points.weight", "position_embeddings")):
+                parameter.data.normal_(generator=generator)  # else all boxes of SAM 3 begin at one point
+            elif dull or (moves and (family.text or not settle)):
                 parameter.data += torch.empty_like(parameter).normal_(0, 0.05, generator=generator)
         spread_variances(module, generator)
         if family.after_random is not None:
@@ -124,6 +127,7 @@ def build(family: Family, settings: dict[str, Any], *, settle: bool = False) -> 
         projection = getattr(getattr(module, "model", None), "input_projection", None)
         if settle and isinstance(projection, torch.nn.Conv2d):
             _settle_projection(projection, module, generator)
+    family.made(module)
     return module.eval().requires_grad_(False)
 
 
@@ -203,53 +207,8 @@ _PLACES = (
     (1037, "abcdefghijklmnopqrstuvwxyz{|}~"),
 )
 _WORDS = (
-    *(
-        "a",
-        "an",
-        "the",
-        "of",
-        "and",
-        "with",
-        "in",
-        "on",
-        "red",
-        "green",
-        "blue",
-        "yellow",
-        "orange",
-        "purple",
-        "black",
-    ),
-    *(
-        "white",
-        "grey",
-        "circle",
-        "square",
-        "triangle",
-        "star",
-        "striped",
-        "dotted",
-        "person",
-        "cat",
-        "dog",
-        "car",
-        "bus",
-    ),
-    *(
-        "bicycle",
-        "remote",
-        "control",
-        "chair",
-        "table",
-        "bottle",
-        "cup",
-        "book",
-        "phone",
-        "tree",
-        "detect",
-        "left",
-        "right",
-    ),
+    "a an the of and with in on red green blue yellow orange purple black white grey circle square triangle "
+    "star striped dotted person cat dog car bus bicycle remote control chair table bottle cup book phone tree detect left right"
 )
 
 
@@ -262,9 +221,8 @@ def small_tokenizer(family: Family, text_config: Any) -> bytes:
     vocabulary = dict(_FRAME)
     vocabulary |= {letter: start + i for start, letters in _PLACES for i, letter in enumerate(letters)}
     free = iter(i for i in range(1, TINY_VOCABULARY) if i not in vocabulary.values())
-    for letters in ("abcdefghijklmnopqrstuvwxyz0123456789",):
-        vocabulary |= {f"##{letter}": next(free) for letter in letters}
-    vocabulary |= {word: next(free) for word in _WORDS if word not in vocabulary}
+    vocabulary |= {f"##{letter}": next(free) for letter in "abcdefghijklmnopqrstuvwxyz0123456789"}
+    vocabulary |= {word: next(free) for word in _WORDS.split() if word not in vocabulary}
     made = bert_tokenizer(vocabulary)
     if text_config.bos_token_id is not None:  # CLIP
         processors = library().processors
@@ -282,39 +240,6 @@ def small_tokenizer(family: Family, text_config: Any) -> bytes:
 
 def _bert_parts() -> tuple[Any, Any]:
     return library().normalizers.BertNormalizer(lowercase=True), library().pre_tokenizers.BertPreTokenizer()
-
-
-def build_text(family: Family, settings: dict[str, Any], *, settle: bool = False) -> torch.nn.Module:
-    """The family's transformers class with seeded weights, float32, eval mode.
-
-    settle: boxes and samples move little in each layer, as in trained models; see `build`.
-    """
-    from transformers import CONFIG_MAPPING
-
-    settings = dict(settings)
-    for part in {"backbone_config", "text_config"} & set(settings):
-        given = dict(settings[part])
-        settings[part] = CONFIG_MAPPING[given.pop("model_type")](**given)
-    config = _config(family, settings)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
-        module = auto_class(family, None).from_config(config, dtype=torch.float32, attn_implementation="eager")
-        generator = torch.Generator().manual_seed(SEED)
-        keep_variance(module, generator)
-        for name, parameter in module.named_parameters():
-            moves = "bbox" in name or "box_head" in name or "sampling_offsets" in name
-            if moves and settle and parameter.ndim == 2:
-                parameter.data *= 0.2
-            elif name.endswith(("_param", "text_projection")):
-                # Fusion is initialised to 1e-4, and the projection may be uninitialised memory.
-                parameter.data.normal_(0, 0.5 if parameter.ndim == 1 else parameter.shape[0] ** -0.5, generator=generator)
-            elif name.endswith(("reference_points.weight", "position_embeddings")):
-                parameter.data.normal_(generator=generator)  # else all boxes of SAM 3 begin at one point
-            elif (parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all())) or moves:
-                parameter.data += torch.empty_like(parameter).normal_(0, 0.05, generator=generator)
-        spread_variances(module, generator)
-    family.made(module)
-    return module.eval().requires_grad_(False)
 
 
 SEED = 20260101
