@@ -1,5 +1,8 @@
 #include "options.hpp"
 
+#include <cstdio>
+#include <sstream>
+
 #include <CLI/CLI.hpp>
 
 #include "detrt/detrt.h"
@@ -97,7 +100,9 @@ std::optional<Options> parse_options(int count, char** arguments) {
   try {
     app.parse(count, arguments);
   } catch (const CLI::Success& done) { // --help, --version
-    app.exit(done);
+    std::ostringstream text; // CLI11 would flush std::cout, which loses why that failed
+    app.exit(done, text, text);
+    std::fputs(text.str().c_str(), stdout);
     return std::nullopt;
   } catch (const CLI::ParseError& error) {
     throw detrt::Error(detrt::ErrorKind::usage, std::string(error.what()) + "; see detrt-run --help");

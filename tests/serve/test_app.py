@@ -271,12 +271,23 @@ REFUSED = [
         400,
         "not an image in one of the formats JPEG",
     ),
-    ({"json": {**ONE, "threshold": True}}, 400, 'threshold: Input should be a number; got "True"'),
-    ({"json": {**ONE, "max_detections": True}}, 400, "max_detections: Input should be a number"),
+    ({"json": {**ONE, "threshold": True}}, 400, "'threshold' must be a number from 0 to 1; got true"),
+    ({"json": {**ONE, "max_detections": True}}, 400, "'max_detections' must be an integer from 1 to 100000; got true"),
     ({"json": {**ONE, "masks": "rle"}}, 400, "the body has an unknown field 'masks'; known are: model, threshold, classes,"),
-    ({"json": {**ONE, "prompt": ["a", 1]}}, 400, 'prompt[1]: Input should be a valid string; got "1"'),
-    ({"json": {"images": [{"data": 1}]}}, 400, 'images[0].data: Input should be a valid string; got "1"'),
+    ({"json": {**ONE, "prompt": ["a", 1]}}, 400, "'prompt[1]' must be a text of at most 1000 characters; got 1"),
+    ({"json": {"images": [{"data": 1}]}}, 400, "'images[0].data' must be a text; got 1"),
     ({"json": {"images": [{"data": "", "url": "x"}]}}, 400, "images[0] has an unknown field 'url'; known are: data, name"),
+    ({**IMAGE, "params": {"threshold": "nan"}}, 400, "'threshold' must be a number from 0 to 1; got \"nan\""),
+    (
+        {"json": {**ONE, "classes": ["a", 1.5]}},
+        400,
+        "'classes[1]' must be a text of at most 1000 characters or an integer from 0",
+    ),
+    ({"json": {**ONE, "classes": []}}, 400, "'classes' must be a list of 1 to 5000, each a text of at most"),
+    ({"json": {**ONE, "prompt": "a" * 20_001}}, 400, "; got a text of 20001 characters"),
+    ({"json": {"images": [{"name": "a"}]}}, 400, "'images[0].data' must be a text; got nothing"),
+    ({"json": {"images": [None]}}, 400, "'images[0]' must be a text or an object with data and name; got null"),
+    ({"json": {}}, 400, "'images' must be a list of at least 1, each a text or an object"),
     ({**IMAGE, "headers": {"Content-Type": "application/json"}}, 400, "not JSON: expected value at line 1 column 1; send {"),
     ({"json": [1]}, 400, "the body must be a JSON object; got a list; send {"),
     ({"content": b"null", "headers": {"Content-Type": "application/json"}}, 400, "must be a JSON object; got null; send {"),
@@ -292,6 +303,13 @@ def test_refusals(client, request_, status, words):
     error = answer.json()["error"]
     assert words in error["message"] and error["code"], error
     assert "Traceback" not in answer.text
+
+
+def test_openapi_has_the_limits_that_messages_name(client):
+    detect = client.get("/openapi.json").json()["paths"]["/v1/detect"]["post"]
+    schemas = {row["name"]: row["schema"] for row in detect["parameters"]}
+    assert (schemas["threshold"]["minimum"], schemas["threshold"]["maximum"]) == (0, 1)
+    assert all({"minimum", "maximum"} <= set(one) for one in schemas.values() if one["type"] in ("integer", "number"))
 
 
 def test_giant_images(client, server):

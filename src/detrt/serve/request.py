@@ -10,6 +10,7 @@ import asyncio
 import base64
 import binascii
 import contextlib
+import functools
 import json
 import re
 import zlib
@@ -35,6 +36,7 @@ from .messages import MAX_DETECTIONS, MAX_NAME, MAX_NAMES, MAX_PROMPT
 
 _MOST_FIELDS = 64
 _MOST_VALUES = 100_000  # of a JSON body; the longest lists and texts that are allowed have fewer commas and colons
+_LONGEST_SHOWN = 60  # characters of a text in a message
 _STEP = 256 * 1024  # bytes that are decompressed at a time
 _DATA_URI = re.compile(r"data:[\w.+/-]*(?:;[\w=.+-]+)*;base64,", re.ASCII)
 _QUERY_FIELDS = ("query_image", "query_images")
@@ -44,22 +46,22 @@ _ADDRESS = re.compile(r"(?:https?|ftp|file|s3|gs)://", re.IGNORECASE)
 
 def _number(value: Any) -> Any:
     if isinstance(value, bool):  # which pydantic takes as 1 or 0
-        raise PydanticCustomError("number", "Input should be a number")
+        raise PydanticCustomError("number", "no number")
     return value
 
 
-_NUMBER = BeforeValidator(_number)
-Threshold = Annotated[float, _NUMBER, Field(ge=0, le=1, description="Keep scores above it.")]
-MaxDetections = Annotated[int, _NUMBER, Field(ge=1, le=MAX_DETECTIONS, description="Keep at most so many in an image.")]
+_NUMBER = BeforeValidator(_number)  # behind the limits: before them it would keep them out of the schema
+Threshold = Annotated[float, Field(ge=0, le=1, description="Keep scores above it."), _NUMBER]
+MaxDetections = Annotated[int, Field(ge=1, le=MAX_DETECTIONS, description="Keep at most so many in an image."), _NUMBER]
 Tile = Annotated[
     int,
-    _NUMBER,
     Field(ge=1, le=LARGEST_SIDE, description="Detect in tiles of so many pixels of the image, and in the whole image."),
+    _NUMBER,
 ]
 Overlap = Annotated[
-    float, _NUMBER, Field(ge=0, le=0.9, description="Part of a tile's side that neighbours share (0.2); needs tile.")
+    float, Field(ge=0, le=0.9, description="Part of a tile's side that neighbours share (0.2); needs tile."), _NUMBER
 ]
-TimeoutMs = Annotated[int, _NUMBER, Field(ge=1, le=86_400_000, description="Give up after so many milliseconds (408).")]
+TimeoutMs = Annotated[int, Field(ge=1, le=86_400_000, description="Give up after so many milliseconds (408)."), _NUMBER]
 Name = Annotated[str, Field(max_length=MAX_NAME)]
 PromptText = Annotated[str, Field(max_length=MAX_PROMPT)]
 ClassNames = Annotated[list[Name], Field(min_length=1, max_length=MAX_NAMES, fail_fast=True)]
@@ -304,7 +306,15 @@ def _check_shape(data: Any, max_images: int) -> None:
                     _check_names(file, f"{field}[{number}]", NamedImage)
 
 
-_JSON_TYPES = {list: "a list", str: "a string", int: "a number", float: "a number", bool: "true or false", type(None): "null"}
+_JSON_TYPES = {
+    dict: "an object",
+    list: "a list",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+}
 
 
 def _check_names(given: dict[str, Any], where: str, kind: type[BaseModel]) -> None:
@@ -333,16 +343,50 @@ def _validate(kind: type[Options], values: dict[str, Any]) -> Options:
 
 
 def _error_text(error: ValidationError) -> Refused:
+    """The first error as detrt says it: the place, what it may be by the schema, and what it is."""
     # Where a value may be of several types there is an error for each; the deepest is that of the type which was meant.
     first = max(error.errors(include_url=False, include_context=False), key=lambda row: len(row["loc"]))
-    fields = {*DetectBody.model_fields, *NamedImage.model_fields}
-    parts = [
-        f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"] if isinstance(part, int) or part in fields
-    ]
-    where = "".join(parts).removeprefix(".") or "the body"
-    got = first["input"]
-    shown = "" if isinstance(got, (dict, list, bytes)) or got is None else f"; got {json.dumps(str(got)[:60])}"
-    return Refused(400, "bad_request", f"{where}: {first['msg'][:300]}{shown}")
+    where, schema = "", _body_schema()
+    for part in first["loc"]:  # among them are names of types
+        kinds = schema.get("anyOf", [schema])
+        if isinstance(part, int):
+            inner = next((kind["items"] for kind in kinds if kind.get("type") == "array"), None)
+        else:
+            inner = next((kind["properties"][part] for kind in kinds if part in kind.get("properties", ())), None)
+        if inner is not None:
+            schema, where = inner, where + (f"[{part}]" if isinstance(part, int) else f".{part}")
+    got = "nothing" if first["type"] == "missing" else _shown(first["input"])
+    return Refused(400, "bad_request", f"'{where.removeprefix('.')}' must be {_allowed(schema)}; got {got}")
+
+
+@functools.cache
+def _body_schema() -> dict[str, Any]:
+    return _inline_refs(DetectBody.model_json_schema())
+
+
+def _allowed(schema: dict[str, Any]) -> str:
+    """What a JSON schema takes, in words."""
+    if "anyOf" in schema:
+        return " or ".join(_allowed(kind) for kind in schema["anyOf"] if kind["type"] != "null")
+    kind = schema["type"]
+    if kind == "object":
+        return "an object with " + " and ".join(schema["properties"])
+    if kind == "string":
+        return "a text" + (f" of at most {schema['maxLength']} characters" if "maxLength" in schema else "")
+    if kind == "array":
+        count = f"{schema['minItems']} to {schema['maxItems']}" if "maxItems" in schema else "at least 1"
+        return f"a list of {count}, each {_allowed(schema['items'])}"
+    most = schema["maximum"] if "maximum" in schema else schema["exclusiveMaximum"] - 1
+    return f"{'an integer' if kind == 'integer' else 'a number'} from {schema['minimum']} to {most}"
+
+
+def _shown(value: Any) -> str:
+    """A value of JSON in a message."""
+    if isinstance(value, str) and len(value) > _LONGEST_SHOWN:
+        return f"a text of {len(value)} characters"
+    if isinstance(value, (list, dict)):
+        return f"{_JSON_TYPES[type(value)]} of {len(value)}"
+    return json.dumps(value)
 
 
 def _unknown_field(where: str, name: str, kind: type[BaseModel]) -> Refused:
