@@ -5,12 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
 import shutil
-import signal
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,61 +16,14 @@ pytest.importorskip("onnx", reason="onnx is not installed: the models are made w
 
 import numpy as np
 from cli_support import COMMAND, write_images, write_onnx
+from killed import Call, calls_of, kill, some_of, without_strace
 from PIL import Image
 
 from detrt import files
 from detrt.bundle import Bundle, writing_bundle
 from detrt.data.video import read_frames, video_writer
 
-CALLS = (
-    "write,pwrite64,writev,rename,renameat,renameat2,unlink,unlinkat,rmdir,mkdir,mkdirat,link,linkat,symlink,symlinkat,ftruncate,"
-    "fsync,fdatasync,fallocate,copy_file_range,sendfile"
-)
-
-
-def without_strace() -> str:
-    """Why system calls cannot be made fatal here, or nothing."""
-    if shutil.which("strace") is None:
-        return "needs strace (apt-get install strace), which kills a process at a system call"
-    tried = subprocess.run(["strace", "-qq", "-e", "trace=none", "true"], capture_output=True, text=True)
-    return "" if tried.returncode == 0 else f"strace may trace no process here: {tried.stderr.strip()}"
-
-
 pytestmark = pytest.mark.skipif(bool(without_strace()), reason=without_strace() or "strace works")
-
-
-Call = tuple[str, int]  # name of a system call, and its number among those of that name
-
-
-def strace(folder: Path, options: list[str], arguments: tuple[str, ...]) -> int:
-    """The exit code of a command whose main thread is traced."""
-    done = subprocess.run(
-        ["strace", "-qq", "-e", f"trace={CALLS}", *options, *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"},
-        timeout=300,
-    )
-    assert done.returncode in (0, -signal.SIGKILL, 128 + signal.SIGKILL), done.stderr
-    return done.returncode
-
-
-def calls_of(folder: Path, arguments: tuple[str, ...]) -> list[Call]:
-    """The calls of a command, in order."""
-    assert strace(folder, ["-o", "trace"], arguments) == 0
-    counts: Counter[str] = Counter()
-    calls = []
-    for name in re.findall(r"^(\w+)\(", (folder / "trace").read_text("utf-8", "replace"), re.MULTILINE):
-        counts[name] += 1
-        calls.append((name, counts[name]))
-    return calls
-
-
-def kill(folder: Path, call: Call, arguments: tuple[str, ...]) -> None:
-    """Run a command that ends at a call."""
-    options = ["-o", os.devnull, "-e", f"inject={call[0]}:signal=KILL:when={call[1]}"]
-    assert strace(folder, options, arguments) != 0, f"it never came to {call}"
 
 
 def bundle_of(folder: Path) -> dict[str, bytes]:
@@ -233,9 +183,8 @@ def outcomes(begun: Path, folder: Path, command: str, some: int | None) -> list[
     (folder / "old").rename(folder / "bundle")
     calls = calls_of(folder, arguments)
     assert "write" in {name for name, _ in calls}
-    chosen = calls if some is None else calls[:: -(-len(calls) // some)] + calls[-1:]
     found = []
-    for call in chosen:
+    for call in some_of(calls, some):
         shutil.rmtree(folder)
         shutil.copytree(begun, folder)
         found.append(check(folder, call))

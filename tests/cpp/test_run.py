@@ -11,6 +11,7 @@ import zlib
 
 import numpy as np
 import pytest
+from killed import calls_of, kill, some_of, without_strace
 from native import LARGEST, ROOT, run
 from PIL import Image
 
@@ -333,3 +334,37 @@ def test_a_program_in_c_and_its_threads(build, bundle, photos, tmp_path):
     done = run(program, bundle, photos[0], 8)
     assert done.returncode == 0, done.stderr
     assert done.stdout == run(build / "detrt-run", bundle, photos[0], "--json", "-").stdout
+
+
+@pytest.mark.skipif(bool(without_strace()), reason=without_strace() or "strace works")
+@pytest.mark.parametrize("some", [2, pytest.param(None, marks=pytest.mark.slow)], ids=["some", "each"])
+def test_a_run_that_is_killed_leaves_old_files_or_new_ones(build, bundle, photos, tmp_path, some):
+    """Killed at a call that writes, renames or removes; the next run removes what it had begun."""
+    pictures, place, out = tmp_path / "in", tmp_path / "place", tmp_path / "place/out"
+    pictures.mkdir()
+    for name in ("plain.jpg", "plain.png"):
+        shutil.copy(photos[0].parent / name, pictures)
+    command = tuple(map(str, (build / "detrt-run", bundle, pictures, "--batch", 1, "--json", "out/found.jsonl", "--save", "out")))
+
+    def begin() -> None:
+        shutil.rmtree(place, ignore_errors=True)
+        out.mkdir(parents=True)
+        (out / "found.jsonl").write_text("[]\n")
+        Image.new("RGB", (3, 3)).save(out / "plain.jpg")
+
+    begin()
+    calls = calls_of(place, command)
+    assert {"write", "rename", "fsync"} <= {name for name, _ in calls}
+    done = []
+    for call in some_of(calls, some):
+        begin()
+        kill(place, call, command)
+        lines = [json.loads(line) for line in (out / "found.jsonl").read_text("utf-8").splitlines()]
+        assert lines == [[]] or len(lines) == 2, f"killed at {call}: {lines}"
+        done.append(len(lines) == 2)
+        for path in out.glob("[!.]*.[jp][pn]g"):
+            with Image.open(path) as image:
+                image.load()
+        assert run(*command, cwd=place).returncode == 0
+        assert sorted(os.listdir(out)) == ["found.jsonl", "plain.jpg", "plain.png"], f"killed at {call}"
+    assert done == sorted(done) and not done[0] and done[-1]
