@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ...bundle import EngineFacts, text_encoder_beside
 from ...errors import EngineError, ExportError, GateError, MissingPackageError
@@ -16,7 +15,7 @@ from ..building import MODEL, Builder, BuildPlan, Work
 from ..shared import SharedOptions
 from .bindings import check_installed, is_installed, load_trt
 from .build import build_engine, check_sms, runs_here
-from .config import EngineConfig
+from .config import EngineConfig, others_of
 
 
 class EngineBuilder(Builder):
@@ -25,8 +24,9 @@ class EngineBuilder(Builder):
     def configs_for(self, asked: SharedOptions, make: Callable[..., EngineConfig]) -> list[EngineConfig]:
         """One for each target; where there are both, without the choices that are for the other one."""
         fields = {name: getattr(asked, name) for name in ("batch", "height", "width", "timeout_seconds")}
-        others: dict[str, dict[str, Any]] = {"tensorrt-rtx": {"timing_cache": None, "plugins": ()}, "tensorrt": {"sms": ()}}
-        return [make(target=name, **fields, **(others[name] if len(asked.names) > 1 else {})) for name in asked.names]
+        several = len(asked.names) > 1
+        usual = {name: {one.name: one.default for one in others_of(name)} if several else {} for name in asked.names}
+        return [make(target=name, **fields, **usual[name]) for name in asked.names]
 
     def resolved(self, configs: Sequence[EngineConfig], plan: BuildPlan) -> Sequence[EngineConfig]:
         return [replace(config, tf32=True) for config in configs] if plan.precision.precision == Precision.TF32 else configs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,7 @@ class EngineConfig:
             "flag": "sm",
             "parse": parse_sms,
             "needs": {"target": ("tensorrt-rtx",)},
+            "instead": "TensorRT builds for the GPU that it runs on: build there without it",
         },
     )
     batch: Triple | None = None
@@ -102,6 +103,7 @@ class EngineConfig:
             "writes": "file",
             "panel": "Engine",
             "needs": {"target": ("tensorrt",)},
+            "instead": "TensorRT-RTX measures nothing when it builds; to start faster on the device, open the engine with a runtime_cache file",
         },
     )
     timeout_seconds: float | None = None
@@ -111,6 +113,7 @@ class EngineConfig:
             "help": "Keep deformable attention as gathers where TensorRT 8.5 would run it in a plugin.",
             "panel": "Engine",
             "needs": {"target": ("tensorrt",)},
+            "instead": "TensorRT-RTX always has gathers",
         },
     )
     return_selections: bool = field(
@@ -121,8 +124,20 @@ class EngineConfig:
             "needs": {"target": TARGETS},
         },
     )
-    version_compatible: bool = False
-    hardware_compatibility: str = "none"
+    version_compatible: bool = field(
+        default=False,
+        metadata={
+            "needs": {"target": ("tensorrt",)},
+            "instead": "TensorRT-RTX wheels have no lean runtime; build one engine for each TensorRT-RTX version",
+        },
+    )
+    hardware_compatibility: str = field(
+        default="none",
+        metadata={
+            "needs": {"target": ("tensorrt",)},
+            "instead": "a TensorRT-RTX engine names the GPUs it runs on instead: sms=(86, 89), or `sms=86,89`",
+        },
+    )
     plugins: tuple[Path, ...] = field(
         default=(),
         metadata={
@@ -131,13 +146,19 @@ class EngineConfig:
             "flag": "plugin",
             "many": True,
             "needs": {"target": ("tensorrt",)},
+            "instead": "TensorRT-RTX has no plugin layers; export with `msda=gather`, or choose `targets=tensorrt`",
         },
     )
 
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
             raise EngineError(f"target must be one of {', '.join(TARGETS)}; got {self.target!r}")
-        object.__setattr__(self, "sms", _checked_sms(self.target, self.sms))
+        for one in others_of(self.target):
+            if (value := getattr(self, one.name)) and value != one.default:
+                raise EngineError(
+                    f"{one.name} is not for the target {self.target!r}; got {value!r}. Leave it out: {one.metadata['instead']}"
+                )
+        object.__setattr__(self, "sms", _checked_sms(self.sms) if self.target == "tensorrt-rtx" else ())
         for name, limit in (("batch", LARGEST_BATCH), ("height", LARGEST_SIDE), ("width", LARGEST_SIDE)):
             value = getattr(self, name)
             if value is not None:
@@ -166,35 +187,11 @@ class EngineConfig:
             )
         plugins = (self.plugins,) if isinstance(self.plugins, (str, Path)) else tuple(self.plugins)
         object.__setattr__(self, "plugins", tuple(Path(plugin).absolute() for plugin in plugins))
-        if self.target == "tensorrt-rtx":
-            self._refuse_on_rtx()
         for plugin in self.plugins:
             if not plugin.is_file():
                 raise EngineError(
                     f"there is no plugin library '{plugin}'; build one as docs/guide/plugin.md says, or check the path"
                 )
-
-    def _refuse_on_rtx(self) -> None:
-        if self.plugins:
-            raise EngineError(
-                f"plugins are for the target 'tensorrt': TensorRT-RTX has no plugin layers; got '{self.plugins[0]}'. Leave it "
-                "out and export with `msda=gather`, or choose `targets=tensorrt`"
-            )
-        if self.timing_cache is not None:
-            raise EngineError(
-                "timing_cache is for the target 'tensorrt': TensorRT-RTX measures nothing when it builds. "
-                "Leave it out; to start faster on the device, open the engine with a runtime_cache file"
-            )
-        if self.version_compatible:
-            raise EngineError(
-                "version_compatible is for the target 'tensorrt': TensorRT-RTX wheels have no lean "
-                "runtime. Leave it out and build one engine for each TensorRT-RTX version"
-            )
-        if self.hardware_compatibility != "none":
-            raise EngineError(
-                "hardware_compatibility is for the target 'tensorrt'; a TensorRT-RTX engine names the "
-                f"GPUs it runs on instead: sms=(86, 89), or `sms=86,89`; got {self.hardware_compatibility!r}"
-            )
 
     @property
     def label(self) -> str:
@@ -228,17 +225,15 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _checked_sms(target: str, sms: object) -> tuple[int, ...]:
+def others_of(target: str) -> list[Field[Any]]:
+    """The fields that are for another target."""
+    return [one for one in fields(EngineConfig) if target not in one.metadata.get("needs", {}).get("target", TARGETS)]
+
+
+def _checked_sms(sms: object) -> tuple[int, ...]:
     if isinstance(sms, (str, bytes)) or not hasattr(sms, "__iter__"):
         raise EngineError(f"sms must be a sequence of integers such as (86, 89); got {sms!r}")
     values = tuple(sms)
-    if target == "tensorrt":
-        if values:
-            raise EngineError(
-                f"sms must be empty for the target 'tensorrt'; got {values}. TensorRT builds for the GPU "
-                "that it runs on: build there without `sms`, or use the target tensorrt-rtx"
-            )
-        return ()
     for sm in values:
         if not _is_whole(sm) or not (sm in RTX_SMS or (sm > min(RTX_SMS) and len(set(values)) == 1)):
             raise EngineError(
