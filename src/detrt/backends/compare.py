@@ -3,7 +3,7 @@ way to let a reference compute with what the candidate selected."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..data.preprocess import preprocess
+from ..errors import GateError
 from ..spec import BEST_SCORES, BOXES, GIVEN_SCORES, LOGITS, PRED_BOXES
 from ..text.tensors import ATTENTION_MASK, CLASS_MASK, PHRASE_FEATURES, PHRASE_MASK
 from .base import Choices, Feeds, Outputs, Session
@@ -225,6 +226,18 @@ def unpadded(expected: NDArray, got: NDArray, feeds: Mapping[str, Any], name: st
     if not np.array_equal(expected[~real], got[~real]):
         return expected, np.full_like(got, np.inf)
     return expected[real], got[real]
+
+
+def require_near(errors: Iterable[tuple[str, float, str]], limit: float, differs: str, advice: str = "") -> None:
+    """Raise GateError for the largest error that is beyond `limit` or no finite number, before a file is written.
+
+    errors: (output in words, error, explanation or ""). differs: what differs from what. advice: how to go on.
+    """
+    bad = [one for one in errors if not one[1] <= limit or not np.isfinite(one[1])]
+    if bad:
+        output, error, text = max(bad, key=lambda one: one[1] if np.isfinite(one[1]) else np.inf)
+        why = f": {text}" if text else ""
+        raise GateError(f"{differs} by {error:.2g} (relative, allowed {limit}) in {output}{why}; no file was written{advice}")
 
 
 def apart(scores: NDArray, gap: float) -> NDArray[np.bool_]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from .. import graph
-from ..backends.compare import apart, relative_error
+from ..backends.compare import apart, difference, relative_error
 from ..backends.onnxruntime.session import run_graph
 from ..data.postprocess import sigmoid
 from ..data.preprocess import preprocess
 from ..data.scenes.scene import draw_scene
-from ..errors import GateError, SessionError
+from ..errors import SessionError
 from ..models.foreign import ForeignModel
 from ..spec import BOXES, LABELS, LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, SCORES, TARGET_SIZES, Precision
-from .trace import ExportReport
+from .trace import ExportReport, require_equal, rows_of
 
 _BATCH = 2  # of the second check
 _TOLERANCE = Precision.FP32.output_tolerance
@@ -76,7 +76,7 @@ def _ours(foreign: ForeignModel, model: Any, images: list[NDArray[np.uint8]]) ->
         return run_graph(Path(folder) / "model.onnx", preprocess(images, foreign.spec).feeds)
 
 
-def _compare(foreign: ForeignModel, model: Any, batch: int) -> Iterator[dict[str, Any]]:
+def _compare(foreign: ForeignModel, model: Any, batch: int) -> list[dict[str, Any]]:
     """Rows of a check: largest difference of each output, relative to its largest value.
 
     Raises:
@@ -85,14 +85,10 @@ def _compare(foreign: ForeignModel, model: Any, batch: int) -> Iterator[dict[str
     images = _images(foreign, batch)
     ours, theirs = _ours(foreign, model, images), run_graph(foreign.path, _their_feeds(foreign, images))
     height, width = foreign.spec.input.size_hw
-    for name, (expected, actual) in _pairs(foreign, theirs, ours).items():
-        error = relative_error(expected, actual, name)
-        if not error <= _TOLERANCE:
-            raise GateError(
-                f"the graph in detrt's contract differs from '{foreign.path}' by {error:.2g} (relative, allowed {_TOLERANCE}) in "
-                f"'{name}' at batch {batch}; no file was written; check `layout`"
-            )
-        yield {"batch": batch, "height": height, "width": width, "output": name, "error": error}
+    found = [(name, *difference(*pair, name)) for name, pair in _pairs(foreign, theirs, ours).items()]
+    rows = list(rows_of({"batch": batch, "height": height, "width": width}, found))
+    require_equal(rows, f"the graph in detrt's contract differs from '{foreign.path}'", "; check `layout`")
+    return rows
 
 
 def _images(foreign: ForeignModel, batch: int, grow: int = 32) -> list[NDArray[np.uint8]]:

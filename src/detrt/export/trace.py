@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from .. import graph
+from ..backends.compare import require_near
 from ..backends.onnxruntime.session import optimize_basic
 from ..bundle import PROVENANCE_KEY
-from ..errors import ExportError, GateError
+from ..errors import ExportError
 from ..graph.clean import constants_to_initializers, declare_outputs, readable_names, simplify
 from ..graph.io import SPEC_KEY, GraphSummary
 from ..graph.lower_msda import lower_msda
@@ -103,19 +103,15 @@ def rows_of(where: Mapping[str, Any], found: Iterable[tuple[str, float, str]]) -
         yield {**where, "output": output, "error": error, **({"text": text} if text else {})}
 
 
-def require_equal(errors: Sequence[Mapping[str, Any]]) -> None:
-    """Raises:
-    GateError: a row of a check is above the tolerance of FP32.
-    """
-    limit = Precision.FP32.output_tolerance
-    bad = [row for row in errors if not row["error"] <= limit]
-    if bad:
-        worst = max(bad, key=lambda row: row["error"] if np.isfinite(row["error"]) else np.inf)
-        raise GateError(
-            f"the exported graph differs from PyTorch by {worst['error']:.2g} (relative, allowed {limit}) "
-            f"in '{worst['output']}' at batch {worst['batch']}, size {worst['height']}x{worst['width']}"
-            f"{': ' if worst.get('text') else ''}{worst.get('text', '')}; no file was written"
-        )
+def require_equal(
+    errors: Sequence[Mapping[str, Any]], differs: str = "the exported graph differs from PyTorch", advice: str = ""
+) -> None:
+    """Raise GateError where a row of a check is above the tolerance of FP32; differs, advice: see `require_near`."""
+    found = [
+        (f"'{row['output']}' at batch {row['batch']}, size {row['height']}x{row['width']}", row["error"], row.get("text", ""))
+        for row in errors
+    ]
+    require_near(found, Precision.FP32.output_tolerance, differs, advice)
 
 
 def trace(

@@ -28,7 +28,7 @@ from ...system import Progress, peak_memory_mib, repeating
 from ...text.tensors import CLASSES_AXIS, PHRASES_AXIS, TOKENS_AXIS
 from ..base import Outputs
 from ..child_process import answer_parent
-from ..compare import differences_of_runs
+from ..compare import differences_of_runs, require_near
 from .capture import CapturedGraph
 from .compile import compile_package
 from .config import InductorConfig
@@ -138,12 +138,9 @@ def _step_of(frame: FrameType | None) -> str:
 def _require_equal(errors: dict[str, float], precision: Precision) -> None:
     """16-bit types are judged by detections, with detrt verify; here they must only be finite."""
     limit = precision.output_tolerance if precision.bits == 32 else np.inf
-    for name, error in errors.items():
-        if not error <= limit or not np.isfinite(error):
-            raise GateError(
-                f"the compiled model differs from PyTorch by {error:.2g} (relative, allowed {limit}) in '{name}'; no file was "
-                "written. Try another version of torch, or use `targets=onnx`"
-            )
+    found = [(f"'{name}'", error, "") for name, error in errors.items()]
+    advice = ". Try another version of torch, or use `targets=onnx`"
+    require_near(found, limit, "the compiled model differs from PyTorch", advice)
 
 
 def _run(run: Run, inputs: Sequence[Tensor]) -> list[Tensor]:

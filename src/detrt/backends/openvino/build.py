@@ -11,11 +11,12 @@ from typing import Any
 
 from ... import bundle, files
 from ...bundle import EngineFacts
-from ...errors import EngineError, GateError, MissingPackageError
+from ...errors import EngineError, MissingPackageError
 from ...graph.operators import check_model_file, plugin_operators
 from ...spec import ModelSpec, Precision
 from ...system import Progress
 from ..child_process import run_child
+from ..compare import require_near
 from .config import OpenVinoConfig
 
 WORKER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "detrt.backends.openvino.worker")
@@ -108,9 +109,6 @@ def _require_equal(errors: dict[str, float], facts: EngineFacts, spec: ModelSpec
     # 16 bits may select other queries, and boxes that the graph decodes are ranked: detrt verify judges those by detections.
     exact = judged and precision.bits == 32 and not facts.options["compress_weights"] and not spec.decode.in_graph
     limit = precision.output_tolerance if exact else math.inf
-    for name, error in errors.items():
-        if not error <= limit or not math.isfinite(error):
-            raise GateError(
-                f"the OpenVINO model differs from ONNX Runtime by {error:.2g} (relative, allowed {limit}) in '{name}'; no file was "
-                "written. Try another version of openvino, or use `targets=onnx`"
-            )
+    found = [(f"'{name}'", error, "") for name, error in errors.items()]
+    advice = ". Try another version of openvino, or use `targets=onnx`"
+    require_near(found, limit, "the OpenVINO model differs from ONNX Runtime", advice)
