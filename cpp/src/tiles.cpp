@@ -12,15 +12,21 @@
 namespace detrt {
 namespace {
 
+constexpr std::int64_t most_tiles = 10'000; // of an image, the whole image among them
 constexpr double same_iou = 0.5, same_smaller = 0.6, edge_part = 0.02, cut_weight = 0.5, sure = 0.5;
 
 using Ends = std::pair<int, int>;
 
-// First and last pixel of each tile along a side; all tiles are equal.
-std::vector<Ends> spread(int side, int given, double overlap) {
+// Number of tiles along a side.
+int count_along(int side, int given, double overlap) {
   const int tile = std::min(side, given);
   const int step = std::max(1, static_cast<int>(std::floor(tile * (1 - overlap))));
-  const int count = 1 + (side - tile + step - 1) / step;
+  return 1 + (side - tile + step - 1) / step;
+}
+
+// First and last pixel of each tile along a side; all tiles are equal.
+std::vector<Ends> spread(int side, int given, double overlap) {
+  const int tile = std::min(side, given), count = count_along(side, given, overlap);
   std::vector<Ends> spans;
   for (int i = 0; i < count; ++i) {
     const double exact = static_cast<double>(static_cast<std::int64_t>(i) * (side - tile)) / std::max(1, count - 1);
@@ -88,13 +94,15 @@ Corners<double> wide(const Corners<float>& box) {
 }
 
 bool same_object(const Piece& other, const Piece& piece, const std::vector<Window>& windows) {
+  const Corners<double> both = shown_in_both(windows[other.window], windows[piece.window]);
+  if (area_of(both) <= 0)
+    return false; // the boxes lie in their windows
   const Corners<float>&a = other.found.box_xyxy, &b = piece.found.box_xyxy;
   const auto [iou, smaller] = overlaps_of(a, b);
   if (iou >= same_iou)
     return true;
   if ((area_of(a) <= area_of(b) ? other.cut : piece.cut) && smaller >= same_smaller)
     return true;
-  const Corners<double> both = shown_in_both(windows[other.window], windows[piece.window]);
   return (other.cut || piece.cut) && overlaps_of(part_in(wide(a), both), part_in(wide(b), both)).first >= same_iou;
 }
 
@@ -194,6 +202,14 @@ void check_tiling(const Tiling& tiling) {
 }
 
 std::vector<Window> windows_of(const Tiling& tiling, Size image) {
+  const std::int64_t count = 1 + static_cast<std::int64_t>(count_along(image.height, tiling.size.height, tiling.overlap)) *
+                                     count_along(image.width, tiling.size.width, tiling.overlap);
+  if (count > most_tiles) {
+    const auto text = [](Size size) { return std::to_string(size.height) + "x" + std::to_string(size.width); };
+    throw Error(ErrorKind::session, "an image of " + text(image) + " pixels would be " + std::to_string(count) + " tiles of " +
+                                        text(tiling.size) + ", and at most " + std::to_string(most_tiles) +
+                                        " are taken; give larger tiles, or a smaller overlap");
+  }
   std::vector<Window> windows;
   for (const auto& [y0, y1] : spread(image.height, tiling.size.height, tiling.overlap))
     for (const auto& [x0, x1] : spread(image.width, tiling.size.width, tiling.overlap))

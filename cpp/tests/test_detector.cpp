@@ -114,6 +114,8 @@ TEST_CASE("tiles") {
   CHECK_ERROR(detector_of(-1, {}, options), "from 0 to 0.9; got 0.95");
   options.tiling = detrt::Tiling{{16, 0}, 0};
   CHECK_ERROR(detector_of(-1, {}, options), "at least 1x1 pixels; got 16x0");
+  CHECK_ERROR(detrt::windows_of({{1, 1}, 0.9}, {30000, 40000}), "1200000001 tiles of 1x1, and at most 10000 are taken");
+  CHECK(detrt::windows_of({{1, 1}, 0}, {99, 101}).size() == 10000);
 }
 
 TEST_CASE("choices are checked") {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from runtime_cases import make_session, make_spec, red
 from detrt.data.tiles import Tiling, make_tiling, merge
 from detrt.detections import Detections, box_iou
 from detrt.detector import Detector
-from detrt.errors import ArgumentError
+from detrt.errors import ArgumentError, SessionError
 from detrt.tasks.masks import Masks
 
 
@@ -138,6 +139,35 @@ def test_batches_of_tiles_and_one_that_fits():
 def test_what_is_no_tiling(tile, overlap, word):
     with pytest.raises((ArgumentError, ValueError), match=word):
         make_tiling(tile, overlap)
+
+
+def test_more_tiles_than_a_run_can_take():
+    """Of an image, before any is made; the message is that of `cpp/tests/test_detector.cpp`."""
+    with pytest.raises(
+        SessionError, match="1200000001 tiles of 1x1, overlap 0.9, and at most 10000 are taken; give larger tiles"
+    ):
+        Tiling((1, 1), 0.9).windows((30000, 40000))
+    assert len(Tiling((1, 1), 0.0).windows((99, 101))) == 10000
+    detector = Detector(make_session(make_spec()), tile=1)
+    with pytest.raises(SessionError, match="give larger tiles"):
+        detector(red(200, 200, 200))
+
+
+def test_many_detections_of_one_class_are_joined_in_time():
+    """48 million pixels at a threshold of 0, as an evaluation has them: 30 s where each box is compared with all others."""
+    rng = np.random.default_rng(0)
+    tiling, size_hw = Tiling((640, 640)), (6000, 8000)
+    parts = []
+    for window in tiling.windows(size_hw):
+        sides = np.array([window[3] - window[1], window[2] - window[0]])
+        centre, half = rng.random((100, 2)) * sides, rng.random((100, 2)) * 60 + 5
+        boxes = np.clip(np.hstack([centre - half, centre + half]), 0, np.tile(sides, 2))
+        scores = np.sort(rng.random(100))[::-1]
+        parts.append((window, Detections(boxes, scores, np.zeros(100, int), ("x",) * 100, (int(sides[1]), int(sides[0])))))
+    start = time.perf_counter()
+    found = merge(parts, tiling, size_hw)
+    assert len(found) == 14226  # as where each is compared with all
+    assert time.perf_counter() - start < 15
 
 
 def times_found(found: Detections, scene) -> np.ndarray:

@@ -127,7 +127,7 @@ def test_tiles(client, folder, scenes):
         tiled, plain = detector(large, tile=300, overlap=0.25), detector(scenes[0])
     options = {"model": "shapes", "threshold": "0.3", "tile": "300", "overlap": "0.25"}
     small = client.post("/v1/detect", files={"images": png(large)}, data={**options, "tile": "20"})
-    assert small.status_code == 400 and "tiles, and at most 128" in small.text
+    assert small.status_code == 400 and "tiles of 20x20, overlap 0.25, and at most 128" in small.text
     for _ in range(2):
         check(detect(client, files={"images": png(large)}, data=options)["images"][0]["detections"], tiled.to_list())
         check(

@@ -23,7 +23,8 @@ struct Window {
 // Throws Error (usage) for a side below 1 or an overlap that is not from 0 to 0.9.
 void check_tiling(const Tiling& tiling);
 
-// The windows of an image, the whole image last; one, where it is not larger than a tile.
+// The windows of an image, the whole image last; one, where it is not larger than a tile. Throws Error (session) where they
+// would be more than 10 000.
 std::vector<Window> windows_of(const Tiling& tiling, Size image);
 
 // The detections of an image from those of its windows, each in its own pixels; best score first.

@@ -25,11 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..detections import Detections
+from ..errors import SessionError
 from ..tasks import TASKS
 from ..tasks.base import Window
 from .arguments import pixel_size, refuse
 
 SAME_IOU, SAME_SMALLER = 0.5, 0.6
+MOST_TILES = 10_000  # of an image, the whole image among them: 178 million pixels in tiles of 320 that share half
 _EDGE, _CUT_WEIGHT, _SURE = 0.02, 0.5, 0.5
 
 
@@ -48,8 +50,17 @@ class Tiling:
         tiles = math.prod(len(_starts(side, tile, self.overlap)) for side, tile in zip(size_hw, self.size_hw, strict=True))
         return tiles if tiles == 1 else tiles + 1
 
+    def check(self, size_hw: tuple[int, int], most: int = MOST_TILES) -> None:
+        """Raise SessionError where an image would be more than `most` windows."""
+        if (count := self.count(size_hw)) > most:
+            raise SessionError(
+                f"an image of {size_hw[0]}x{size_hw[1]} pixels would be {count} tiles of {self}, and at most {most} are taken; give "
+                "larger tiles, or a smaller overlap"
+            )
+
     def windows(self, size_hw: tuple[int, int]) -> list[Window]:
-        """The windows of an image, the whole image last; one, where it is not larger than a tile."""
+        """The windows of an image, the whole image last; one, where it is not larger than a tile. Raises SessionError, as `check`."""
+        self.check(size_hw)
         rows, columns = (_spread(side, tile, self.overlap) for side, tile in zip(size_hw, self.size_hw, strict=True))
         tiles = [(y0, x0, y1, x1) for y0, y1 in rows for x0, x1 in columns]
         whole = (0, 0, *size_hw)
@@ -150,6 +161,7 @@ def _objects(
     order = np.argsort(-scores * np.where(cut, _CUT_WEIGHT, 1.0), kind="stable")
     alive = np.ones(len(boxes), bool)
     found = []
+    near: dict[int, NDArray[np.int64]] = {}  # window -> what lies in it or in one that shares pixels with it
     for best in order.tolist():
         if not alive[best]:
             continue
@@ -158,7 +170,11 @@ def _objects(
         while next_ < len(pieces):
             piece = pieces[next_]
             next_ += 1
-            others = np.flatnonzero(alive & ~np.isin(windows, windows[pieces]))
+            if (window := int(windows[piece])) not in near:
+                meets = np.maximum(shown[:, :2], shown[piece, :2]) < np.minimum(shown[:, 2:], shown[piece, 2:])
+                near[window] = np.flatnonzero(meets.all(1))
+            others = near[window]
+            others = others[alive[others] & ~np.isin(windows[others], windows[pieces])]
             iou, smaller = _overlaps(boxes[others], boxes[piece])
             both = np.concatenate(
                 [np.maximum(shown[others, :2], shown[piece, :2]), np.minimum(shown[others, 2:], shown[piece, 2:])], 1

@@ -311,13 +311,10 @@ class Model:
                     results[index] = Refused(400, code, str(error))
         for index, task in enumerate(tasks):
             if results[index] is None and task.tiling is not None:
-                count = task.tiling.count(images[index][0].shape[:2])  # type: ignore[union-attr]  # a refusal is a result
-                if count > MAX_TILES:
-                    results[index] = Refused(
-                        400,
-                        "bad_request",
-                        f"the image would be {count} tiles, and at most {MAX_TILES} are taken; give a larger 'tile'",
-                    )
+                try:
+                    task.tiling.check(images[index][0].shape[:2], MAX_TILES)  # type: ignore[union-attr]  # a refusal is a result
+                except SessionError as error:
+                    results[index] = Refused(400, "bad_request", str(error))
         ready = [index for index, result in enumerate(results) if result is None]
 
         def run(indices: list[int]) -> None:
