@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import uuid
+import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,6 +165,47 @@ def read_yaml(
         raise error(f"the {what} '{path}' is not YAML that can be read: it is nested too deeply") from None
     except (yaml.YAMLError, ValueError) as failure:  # ValueError: a date that does not exist
         raise error(f"the {what} '{path}' is not YAML: {' '.join(str(failure).split())}") from None
+
+
+_PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".tar")  # suffixes
+# First bytes of what is taken for another file -> what it is, and what to do.
+_TAKEN_FOR_ANOTHER = (
+    (b"version https://git-lfs", "a Git LFS pointer, not the file itself; run: git lfs pull"),
+    (b"<", "a web page or another text, as a failed download leaves it; download the file again"),
+    (b"\x1f\x8b", "compressed with gzip; unpack it"),
+    (b"BZh", "compressed with bzip2; unpack it"),
+    (b"\xfd7zXZ", "compressed with xz; unpack it"),
+    (b"7z\xbc\xaf", "an archive of 7-Zip; unpack it"),
+    (b"\x89HDF", "an HDF5 file, as Keras writes it; detrt reads PyTorch and ONNX"),
+)
+
+
+def what_it_is(path: Path | str) -> str:
+    """What a file is that a reader of its suffix cannot read, and what to do, in words; "" where its first bytes do not tell."""
+    suffix = Path(path).suffix.lower()
+    try:
+        with open(path, "rb") as file:
+            start = file.read(64)
+        if start.startswith(b"PK\3\4"):
+            return _of_archive(zipfile.ZipFile(path).namelist(), suffix)
+    except (OSError, zipfile.BadZipFile):
+        return ""
+    if start[8:10] == b'{"':
+        return "" if suffix == ".safetensors" else "a safetensors file; let its name end with .safetensors"
+    if start.startswith(b"\x80"):
+        return "" if suffix in _PICKLES else "a pickle, as PyTorch writes it; let its name end with .pth"
+    return next((words for mark, words in _TAKEN_FOR_ANOTHER if start.lstrip(b"\xef\xbb\xbf \r\n").startswith(mark)), "")
+
+
+def _of_archive(names: Sequence[str], suffix: str) -> str:
+    last = {name.rpartition("/")[2] for name in names}
+    if "constants.pkl" in last:
+        return "a TorchScript program, not a checkpoint; give the checkpoint that it was made from"
+    if "archive_format" in last:
+        return "a program of torch.export, not a checkpoint; give the checkpoint that it was made from"
+    if "data.pkl" in last:
+        return "" if suffix in _PICKLES else "a checkpoint of PyTorch; let its name end with .pth"
+    return f"an archive of {len(names)} files ({', '.join(names[:3])}); unpack it"
 
 
 def parse_json(text: str | bytes | bytearray, *, finite: bool = False) -> Any:

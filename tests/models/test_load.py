@@ -163,6 +163,14 @@ DAMAGE = {
         lambda f: (f / "model.safetensors").write_text("weights"),
         "damaged or truncated.*copy, download or save",
     ),
+    "a Git LFS pointer": (
+        lambda f: (f / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 1\n"),
+        "a Git LFS pointer, not the file itself; run: git lfs pull",
+    ),
+    "a pickle as safetensors": (
+        lambda f: torch.save({"a": torch.zeros(2)}, f / "model.safetensors"),
+        r"a checkpoint of PyTorch; let its name end with \.pth",
+    ),
     "missing keys": (
         lambda f: edit_weights(f, lambda w: [w.pop(k) for k in list(w) if "enc_score_head" in k]),
         r"lacks 2 of the model's weights.*model\.enc_score_head\.bias",

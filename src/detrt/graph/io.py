@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import GraphError, MissingPackageError
-from ..files import writing
+from ..files import what_it_is, writing
 from ..spec import ModelSpec, read_spec_file, spec_beside
 from .external import data_locations
 
@@ -52,7 +52,8 @@ def load(path: Path | str, *, weights: bool = True) -> onnx.ModelProto:
         raise GraphError(f"'{path}' keeps its weights in another file that is missing: {error}") from None
     except Exception as error:
         # onnx raises protobuf's own DecodeError, ValidationError or TypeError, by file and version.
-        raise GraphError(f"'{path}' is not a complete ONNX file ({type(error).__name__}: {error}); export it again") from None
+        what = what_it_is(path) or f"not a complete ONNX file ({type(error).__name__}: {error}); export it again"
+        raise GraphError(f"'{path}' is {what}") from None
     if not model.graph.node:
         raise GraphError(f"'{path}' contains no graph: truncated or not ONNX; export it again")
     return model

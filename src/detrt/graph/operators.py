@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import EngineError
+from ..files import what_it_is
 
 # Operators of deformable attention that only a TensorRT plugin runs, and how many axes their output has.
 PLUGIN_NODES = {"MSDeformAttn": 3, "MultiscaleDeformableAttnPlugin_TRT": 4}
@@ -164,7 +165,7 @@ def check_model_file(path: Path) -> None:
         raise EngineError(f"'{path}' cannot be read: {error.strerror}") from None
     if not start:
         raise EngineError(f"'{path}' is empty (0 bytes); export or download it again")
-    if start.startswith(b"version https://git-lfs"):
-        raise EngineError(f"'{path}' is a Git LFS pointer, not the model itself; run: git lfs pull")
+    if (words := what_it_is(path)) and start[0] not in _FIRST_BYTES:
+        raise EngineError(f"'{path}' is {words}")
     if start[0] not in _FIRST_BYTES:
         raise EngineError(f"'{path}' is not an ONNX model (it begins with {start[:8]!r}); give an .onnx file")

@@ -275,6 +275,9 @@ def _load_module(
 
     if not any((folder / name).is_file() for name in WEIGHTS):
         raise SourceError(adapters.why_alone(folder) or f"'{folder}' has no weights; expected one of {', '.join(WEIGHTS)}")
+    for path in _weight_files(folder):
+        if words := files.what_it_is(path):
+            raise SourceError(f"'{path}' is {words}")
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
     try:
         with quiet(transformers):
@@ -431,12 +434,15 @@ def _read_state(folder: Path) -> dict[str, torch.Tensor]:
     return state
 
 
+def _weight_files(folder: Path) -> list[Path]:
+    return [*folder.glob("model*.safetensors"), *folder.glob("pytorch_model*.bin")]
+
+
 def weights_digest(folder: Path) -> str:
     """One SHA-256 over the digests of the weight files, in name order."""
     digest = hashlib.sha256()
-    own = [*folder.glob("model*.safetensors"), *folder.glob("pytorch_model*.bin")]
     adapted = [path for name in (adapters.CONFIG, *adapters.WEIGHTS) if (path := folder / name).is_file()]
-    for path in sorted([*own, *adapted]):
+    for path in sorted([*_weight_files(folder), *adapted]):
         digest.update(files.sha256_of(path).encode())
     return digest.hexdigest()
 

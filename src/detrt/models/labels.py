@@ -64,6 +64,8 @@ def choose(
     if file:
         names = read_labels(file, classes, first)
         return names, f"class names of '{file}'{_start(names, classes)}"
+    if first is None and not isinstance(stored, Mapping) and len(stored) == classes - 1 > 0:
+        raise SpecError(f"'{ref}' has {len(stored)} {_ONE_MORE.format(classes)}")
     if stored:
         names = dict(stored) if isinstance(stored, Mapping) else dict(enumerate(stored, first or 0))
         # A fine-tuned head may keep the columns of its pre-training, which have no name then; the names of the label set have its ids.
@@ -80,6 +82,12 @@ def choose(
         f"'{ref}' has {classes} classes and names none, and no label set has so many; known: {known}{unfit}. "
         "Give the names with `labels=FILE`, one per line"
     )
+
+
+_ONE_MORE = (
+    "names, and the head has {} columns: one is of the background or of no class. Say which column the first name is for: "
+    "`labels_start=0` (RF-DETR 1.5 and newer, and of YOLO data sets) or `labels_start=1` (ids from 1, as of COCO and RF-DETR up to 1.4)"
+)
 
 
 def _start(names: Mapping[int, str], classes: int) -> str:
@@ -107,11 +115,7 @@ def read_labels(path: Path | str, classes: int, first: int | None = None) -> dic
             )
         return {first + number: name for number, name in names.items()}
     if lines == classes - 1:
-        raise SpecError(
-            f"labels file '{path}' has {lines} names, and the head has {classes} columns: one is of the background or of no class. Say which "
-            "column the first name is for: `labels_start=0` (RF-DETR 1.5 and newer, and of YOLO data sets) or `labels_start=1` (ids "
-            "from 1, as of COCO and RF-DETR up to 1.4)"
-        )
+        raise SpecError(f"labels file '{path}' has {lines} {_ONE_MORE.format(classes)}")
     if not names or max(names) >= classes or min(names) < 0 or (lines is not None and lines != classes):
         raise SpecError(
             f"labels file '{path}' has {len(names)} names (ids up to {max(names, default=-1)}), but the head has "

@@ -258,7 +258,8 @@ def _recognise(state: Mapping[str, Tensor], ref: str) -> str:
             raise SourceError(f"'{ref}' is a file of a checkpoint in transformers format; give its folder: {folder}")
         raise SourceError(
             f"'{ref}' has keys of no model that detrt knows (e.g. {', '.join(list(state)[:3])}); it knows: "
-            f"{', '.join(family_names())}. If it is one of them, name it with `family`"
+            f"{', '.join(family_names())}. If it is one of them, name it with `family`; if transformers saved it, give the folder "
+            "with its config.json"
         )
     if also := formats()[found][1].also:
         raise SourceError(f"'{ref}' is {also}")

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import pickle
 import re
+import sys
 import types
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +19,7 @@ pytest.importorskip("transformers", reason="needs the 'export' extra")
 import torch
 from key_lists import random_state
 from payload import Payload
+from safetensors.torch import save_file
 
 from detrt.errors import SourceError, SpecError
 from detrt.models.checkpoints.loader import names_start
@@ -71,7 +76,7 @@ def test_a_whole_module_is_code(save):
 def test_settings_of_a_trainer_are_named(save, state, monkeypatch):
     package = types.ModuleType("mmengine")
     package.ConfigDict = type("ConfigDict", (dict,), {"__module__": "mmengine"})
-    monkeypatch.setitem(__import__("sys").modules, "mmengine", package)
+    monkeypatch.setitem(sys.modules, "mmengine", package)
     refuse(
         save({"state_dict": state, "cfg": package.ConfigDict(a=1)}),
         r"mmengine\.ConfigDict.*setting of the trainer",
@@ -81,8 +86,8 @@ def test_settings_of_a_trainer_are_named(save, state, monkeypatch):
 def test_ultralytics_are_not_supported(save, state, monkeypatch):
     """Their checkpoints hold modules: saving a state dict would only lead to keys that are not known."""
     for name in ("ultralytics", "ultralytics.nn", "ultralytics.nn.tasks"):
-        monkeypatch.setitem(__import__("sys").modules, name, types.ModuleType(name))
-    module = __import__("sys").modules["ultralytics.nn.tasks"]
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    module = sys.modules["ultralytics.nn.tasks"]
     module.RTDETRDetectionModel = type("RTDETRDetectionModel", (dict,), {"__module__": "ultralytics.nn.tasks"})
     message = refuse(save({"model": module.RTDETRDetectionModel()}), "ultralytics are not supported.*hf:PekingU")
     assert "state dict" not in message
@@ -106,7 +111,7 @@ def test_a_damaged_storage_key(save, state, tmp_path):
 def test_harmless_types_are_read(save, state):
     args = argparse.Namespace(dilation=True, nheads=8)
     path = save({"model": state, "args": args, "best": np.float64(0.4), "epoch": np.int64(3)})
-    found = read_state(__import__("pathlib").Path(path.removeprefix("ckpt:")), path)
+    found = read_state(Path(path.removeprefix("ckpt:")), path)
     assert found.args == {"dilation": True, "nheads": 8} and set(found.tensors) == set(state)
 
 
@@ -114,7 +119,7 @@ def test_harmless_types_are_read(save, state):
     ("content", "name", "words"),
     [
         (b"", "model.pth", "empty file"),
-        (b"<html>404 not found</html>", "model.pth", "damaged or not a PyTorch checkpoint"),
+        (b"<html>404 not found</html>", "model.pth", "is a web page"),
         (b"{}", "model.safetensors", "not a safetensors file"),
         (b"x", "model.onnx.txt", "ends with '.txt'"),
         (b"x", "model-00001-of-00003.safetensors", "one shard"),
@@ -164,6 +169,148 @@ def test_one_dictionary_under_many_names_is_searched_once(tmp_path):
         inner = {f"part{number}": inner for number in range(300)}
     torch.save({"model": state, "others": inner}, tmp_path / "many.pth")
     assert read_state(tmp_path / "many.pth", "ckpt:many.pth").tensors.keys() == state.keys()
+
+
+MISTAKEN = {
+    "LFS": (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n", "model.pth", "git lfs pull"),
+    "LFS of safetensors": (b"version https://git-lfs.github.com/spec/v1\n", "model.safetensors", "git lfs pull"),
+    "gzip": (gzip.compress(b"x"), "model.pth", "compressed with gzip; unpack it"),
+    "HDF5": (b"\x89HDF\r\n\x1a\n", "model.pth", "an HDF5 file"),
+    "web page": (b"\xef\xbb\xbf\r\n<!DOCTYPE html>", "model.bin", "is a web page"),
+}
+
+
+@pytest.mark.parametrize("what", MISTAKEN)
+def test_a_file_that_is_something_else_is_named(what, save):
+    content, name, words = MISTAKEN[what]
+    refuse(save(content, name), words)
+
+
+def test_other_files_of_torch_are_named(save, state, tmp_path):
+    torch.jit.save(torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(1, 2)), tmp_path / "script.pt")
+    refuse(f"ckpt:{tmp_path / 'script.pt'}", "a TorchScript program")
+    torch.export.save(torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),)), tmp_path / "program.pt2")
+    (tmp_path / "program.pt2").rename(tmp_path / "program.pt")
+    refuse(f"ckpt:{tmp_path / 'program.pt'}", "a program of torch.export")
+    whole = save({"model": state}).removeprefix("ckpt:")
+    with zipfile.ZipFile(tmp_path / "packed.pth", "w") as archive:
+        archive.write(whole, "model.pth")
+    refuse(f"ckpt:{tmp_path / 'packed.pth'}", r"an archive of 1 files \(model\.pth\); unpack it")
+    save_file(state, tmp_path / "other.pth")
+    refuse(f"ckpt:{tmp_path / 'other.pth'}", "let its name end with .safetensors")
+    (tmp_path / "other.safetensors").write_bytes(Path(whole).read_bytes())
+    refuse(f"ckpt:{tmp_path / 'other.safetensors'}", "let its name end with .pth")
+
+
+@pytest.mark.parametrize("name", ("model.pth.tar", "MODEL.PTH"))
+def test_other_suffixes_of_checkpoints(name, save, state):
+    assert read_state(Path(save({"model": state}, name).removeprefix("ckpt:")), "x").tensors.keys() == state.keys()
+
+
+OPTIMIZERS = {
+    "moments": lambda state: {"exp_avg": state, "step": 3},
+    "moments inside": lambda state: {"optim_state": {"exp_avg": state, "exp_avg_sq": state}},
+    "by parameter": lambda state: {"optim": {"state": {key: {"exp_avg": value} for key, value in state.items()}}},
+    "gradients": lambda state: {"gradients": state},
+    "momentum": lambda state: {"momentum_buffer": state},
+    "optimizer": lambda state: {"optimizer": {"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": []}, "epoch": 3},
+}
+
+
+@pytest.mark.parametrize("how", OPTIMIZERS)
+def test_what_an_optimizer_keeps_is_no_model(how, save, state):
+    refuse(save(OPTIMIZERS[how](state)), "holds no state dict")
+    assert load_source(save({"model": state, **OPTIMIZERS[how](state)})).notes
+
+
+NAMES = [f"thing {i}" for i in range(80)]
+BY_ID = dict(enumerate(NAMES))
+NAMED = {
+    "names": {"names": NAMES},
+    "names by id": {"names": BY_ID},
+    "class_names": {"class_names": tuple(NAMES)},
+    "classes": {"classes": NAMES},
+    "id2label": {"id2label": BY_ID},
+    "id2label of text": {"config": {"id2label": {str(key): name for key, name in BY_ID.items()}}},
+    "label2id": {"label2id": {name: key for key, name in BY_ID.items()}},
+    "class_to_idx": {"class_to_idx": {name: key for key, name in BY_ID.items()}},
+    "categories": {"categories": [{"id": key, "name": name} for key, name in BY_ID.items()]},
+    "settings of Lightning": {"hyper_parameters": {"classes": NAMES}},
+    "its data": {"datamodule_hyper_parameters": {"class_names": NAMES}},
+    "arguments": {"args": argparse.Namespace(names=NAMES)},
+    "mmdetection": {"meta": {"CLASSES": NAMES}},
+}
+
+
+@pytest.mark.parametrize("where", NAMED)
+def test_class_names_in_a_file_are_read(where, save, state):
+    assert load_source(save({"model": state, **NAMED[where]})).spec.labels == BY_ID
+
+
+@pytest.mark.parametrize("other", ({"names": 80}, {"classes": 80}, {"names": ["a"]}, {"classes": {"a": "b"}}, {"names": [1, 2]}))
+def test_what_is_no_class_names_is_left(other, save, state):
+    assert load_source(save({"model": state, **other})).spec.labels == labels_for(80)
+
+
+def test_stored_names_for_one_column_less_need_a_stated_start(save, state):
+    path = save({"model": state, "class_names": NAMES[:79]})
+    with pytest.raises(SpecError, match=r"has 79 names, and the head has 80 columns.*`labels_start=1`"):
+        load_source(path)
+    assert load_source(path, labels_start=1).spec.labels == {number + 1: name for number, name in enumerate(NAMES[:79])}
+
+
+AVERAGES = {
+    "ema_weights": {"callbacks": {"EMA": {"ema_weights": [torch.ones(2), torch.ones(3)]}}},
+    "shadow_params": {"ema": {"shadow_params": [torch.ones(2), torch.ones(3)], "decay": 0.9}},
+}
+
+
+@pytest.mark.parametrize("how", AVERAGES)
+def test_an_average_without_names_is_told(how, save, state):
+    assert f"the moving average in '{'callbacks.EMA.' if how == 'ema_weights' else 'ema.'}{how}'" in " ".join(
+        load_source(save({"model": state, **AVERAGES[how]})).notes
+    )
+
+
+@pytest.mark.parametrize("place", ("swa_model", "swa_state_dict", "shadow", "state_dict_ema", "averaged_model"))
+def test_an_average_under_any_of_its_names_is_taken(place, save, state):
+    other = {key: value * 0.5 if key.startswith("backbone") and key.endswith("weight") else value for key, value in state.items()}
+    found = load_source(save({"model": other, place: {f"module.{key}": value for key, value in state.items()}}))
+    plain = load_source(save({"model": state}))
+    assert all(torch.equal(a, b) for a, b in zip(found.module.parameters(), plain.module.parameters(), strict=True))
+
+
+def test_the_log_of_mmengine_is_left_out(save, state, monkeypatch):
+    """A class that pickles as HistoryBuffer does: its methods by getattr, its numbers as arrays."""
+    for name in ("mmengine", "mmengine.logging", "mmengine.logging.history_buffer"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+
+    class HistoryBuffer:
+        def __init__(self):
+            self.log = np.arange(3.0)
+
+        def __getstate__(self):
+            return {"statistics_methods": {"mean": HistoryBuffer.mean}, **self.__dict__}
+
+        def mean(self):
+            return self.log.mean()
+
+    for key in ("__module__", "__qualname__"):
+        setattr(HistoryBuffer, key, {"__module__": "mmengine.logging.history_buffer", "__qualname__": "HistoryBuffer"}[key])
+    HistoryBuffer.mean.__module__, HistoryBuffer.mean.__qualname__ = HistoryBuffer.__module__, "HistoryBuffer.mean"
+    sys.modules[HistoryBuffer.__module__].HistoryBuffer = HistoryBuffer
+    path = save({"state_dict": state, "message_hub": {"log_scalars": {"loss": HistoryBuffer()}, "best": np.int64(3)}})
+    assert b"HistoryBuffer" in zipfile.ZipFile(path.removeprefix("ckpt:")).read("model/data.pkl")
+    assert load_source(path).spec.labels == labels_for(80)
+
+
+def test_arrays_of_numpy_are_tensors_and_never_objects(save, state):
+    arrays = {key: np.asfortranarray(value.numpy()) for key, value in state.items()}
+    found, plain = load_source(save({"model": arrays})), load_source(save({"model": state}, "plain.pth"))
+    assert all(torch.equal(a, b) for a, b in zip(found.module.parameters(), plain.module.parameters(), strict=True))
+    objects = np.empty(2, object)
+    objects[:] = ["a", "b"]
+    refuse(save({"model": {"x": objects}}), "damaged|holds no state dict|refused")
 
 
 def test_cut_file(save, state, tmp_path):

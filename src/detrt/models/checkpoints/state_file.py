@@ -12,17 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SourceError
+from ...files import what_it_is
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".safetensors")
+SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".tar", ".safetensors")
 # Where trainers keep the moving average, best first, and then the weights themselves.
 _EMA = ("ema_state_dict", "ema", "model_ema", "ema_model")
 _PLAIN = ("model", "state_dict", "model_state_dict", "module")
 # Names that wrappers put between those of a model: torch.compile, and two of distributed training.
 _WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-_IS_EMA = re.compile(r"(?<![a-z])ema(?![a-z])|E[Mm][Aa]|[Aa]verag")
+_IS_EMA = re.compile(r"(?<![a-z])(ema|swa)(?![a-z])|E[Mm][Aa]|SWA|[Aa]verag|shadow")
+# Dictionaries with the names of a model that do not hold its weights: what an optimizer keeps, and gradients.
+_NO_WEIGHTS = re.compile(r"optim|lr_sched|sched|grad|(max_)?exp_avg|momentum")
+# Where trainers keep class names, the first counts most: a list, an object of id to name, or one of name to id.
+_NAMES = ("classes", "CLASSES", "class_names", "names", "id2label", "class_to_idx", "label2id", "categories")
 # Where settings of a training are kept, the last counts most.
 _SETTINGS = ("hyper_parameters", "hparams", "train_config", "model_config", "config", "cfg", "opt", "args", "model_init_args")
 _FEWEST = 20  # tensors of a model; parts with fewer are not looked at
@@ -68,11 +73,11 @@ def read_state(path: Path, ref: str, told: Told | None = None) -> StateFile:
     if not path.is_file():
         kind = "a folder; give the file in it" if path.is_dir() else "not there"
         raise SourceError(f"'{ref}': the file '{path}' is {kind}, e.g. ckpt:detr-r50-e632da11.pth")
-    if path.suffix not in SUFFIXES:
+    if path.suffix.lower() not in SUFFIXES:
         raise SourceError(f"'{ref}' ends with '{path.suffix}'; checkpoint files end with one of {', '.join(SUFFIXES)}")
     if path.stat().st_size == 0:
         raise SourceError(f"'{ref}' is an empty file; download it again")
-    loaded = _read_safetensors(path, ref) if path.suffix == ".safetensors" else _read_pickle(path, ref)
+    loaded = _read_safetensors(path, ref) if path.suffix.lower() == ".safetensors" else _read_pickle(path, ref)
     if not isinstance(loaded, Mapping):
         raise SourceError(f"'{ref}' holds a {type(loaded).__name__}, not a state dict; save model.state_dict() instead")
     tensors, weights, notes = _choose(loaded, ref, told)
@@ -91,11 +96,35 @@ def _read_safetensors(path: Path, ref: str) -> Any:
     try:
         return load_file(path)
     except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise SourceError(f"'{ref}' is not a safetensors file, or is damaged: {error}") from None
+        raise SourceError(f"'{ref}' is {what_it_is(path) or f'not a safetensors file, or is damaged: {error}'}") from None
+
+
+class _Log:
+    """In place of what mmengine logged during training, which its checkpoints hold: nothing of it is kept."""
+
+    def __new__(cls, *args: object) -> _Log:
+        return object.__new__(cls)
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+class _Array(_Log):
+    """An array of NumPy, made of its bytes here: NumPy's own class could be told to take bytes for objects."""
+
+    tensor: Tensor | None = None
+
+    def __setstate__(self, state: Any) -> None:
+        import numpy as np
+        import torch
+
+        _, shape, dtype, by_columns, content = state
+        if isinstance(content, bytes) and dtype.kind in "fiu":
+            self.tensor = torch.from_numpy(np.frombuffer(content, dtype).reshape(shape, order="F" if by_columns else "C").copy())
 
 
 def _harmless() -> list[Any]:
-    """Types that carry settings and numbers, and no code: argparse's Namespace and NumPy scalars."""
+    """Types that carry settings and numbers, and no code: argparse's Namespace, NumPy's arrays and scalars, mmengine's log."""
     import numpy as np
 
     try:
@@ -103,7 +132,12 @@ def _harmless() -> list[Any]:
     except ImportError:  # NumPy 1
         from numpy.core.multiarray import scalar  # type: ignore[no-redef]
     kinds = {type(np.dtype(name)) for name in ("float16", "float32", "float64", "int32", "int64", "bool")}
-    return [argparse.Namespace, scalar, (scalar, "numpy.core.multiarray.scalar"), np.dtype, *kinds]
+    arrays = [
+        (_Array, name) for name in ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct", "numpy.ndarray")
+    ]
+    # The log names its methods by getattr, of which nothing is called.
+    log = [(_Log, name) for name in ("mmengine.logging.history_buffer.HistoryBuffer", "builtins.getattr")]
+    return [argparse.Namespace, scalar, (scalar, "numpy.core.multiarray.scalar"), np.dtype, *kinds, *arrays, *log]
 
 
 def _read_pickle(path: Path, ref: str) -> Any:
@@ -117,9 +151,7 @@ def _read_pickle(path: Path, ref: str) -> Any:
         text = str(error)
         named = _REFUSED_GLOBAL.search(text)
         if named is None and not re.search(r"nsupported (global|class)|not an allowed global", text, re.IGNORECASE):
-            raise SourceError(
-                f"'{ref}' is damaged or not a PyTorch checkpoint: {_cause(text)}; download or save it again"
-            ) from None
+            raise _damaged(path, ref, text) from None
         what = named[1] if named else _cause(text)
         hint = "save a plain state dict with the authors' code: torch.save({'model': model.state_dict()}, path)"
         if what.split(".")[0] == "ultralytics":
@@ -133,9 +165,12 @@ def _read_pickle(path: Path, ref: str) -> Any:
             f"'{ref}' asks to run Python code when it is read ('{what}'). It was refused and not run; {hint}"
         ) from None
     except Exception as error:  # torch interprets the file's bytes, and raises anything: struct.error, AssertionError, ...
-        raise SourceError(
-            f"'{ref}' is damaged or not a PyTorch checkpoint: {_cause(str(error))}; download or save it again"
-        ) from None
+        raise _damaged(path, ref, str(error)) from None
+
+
+def _damaged(path: Path, ref: str, text: str) -> SourceError:
+    cause = what_it_is(path) or f"damaged or not a PyTorch checkpoint: {_cause(text)}; download or save it again"
+    return SourceError(f"'{ref}' is {cause}")
 
 
 def _cause(text: str) -> str:
@@ -175,7 +210,9 @@ def _sets(
     import torch
 
     tensors = {
-        _WRAPPERS.sub("", key): value for key, value in loaded.items() if isinstance(key, str) and isinstance(value, torch.Tensor)
+        _WRAPPERS.sub("", key): value
+        for key, one in loaded.items()
+        if isinstance(key, str) and isinstance(value := one.tensor if isinstance(one, _Array) else one, torch.Tensor)
     }
     if tensors:
         yield place, tensors
@@ -184,8 +221,11 @@ def _sets(
         return
     searched.add((id(loaded), depth))
     for key, value in loaded.items():
-        if isinstance(value, Mapping) and depth < 4 and not str(key).startswith(("optimizer", "lr_scheduler")):
-            yield from _sets(value, f"{place}.{key}".lstrip("."), depth + 1, searched)
+        at = f"{place}.{key}".lstrip(".")
+        if isinstance(value, Mapping) and depth < 4 and not _NO_WEIGHTS.match(str(key)):
+            yield from _sets(value, at, depth + 1, searched)
+        elif isinstance(value, (list, tuple)) and _IS_EMA.search(at):  # an average without names, which is told
+            yield at, {str(number): one for number, one in enumerate(value) if isinstance(one, torch.Tensor)}
 
 
 def _models(tensors: dict[str, Tensor], told: Told) -> list[tuple[str, dict[str, Tensor], list[str]]]:
@@ -269,23 +309,29 @@ def _args(loaded: Mapping[Any, Any], depth: int = 0) -> dict[str, Any]:
 
 
 def _labels(loaded: Mapping[Any, Any], args: Mapping[str, Any]) -> Mapping[int, str] | Sequence[str]:
-    """Class names where mmdetection 2 and 3 (`meta`), RF-DETR (`args`) and lightly-train (`model_init_args`) keep them."""
+    """Class names where mmdetection 2 and 3 (`meta`), RF-DETR (`args`), lightly-train (`model_init_args`) and others' trainers keep them."""
     own = loaded.get("model_init_args")
     classes = own.get("classes") if isinstance(own, Mapping) else None
     if isinstance(classes, Mapping) and classes and all(isinstance(name, str) for name in classes.values()):
         return tuple(classes.values())  # a column each, in their order, whatever their ids
     meta = loaded.get("meta")
     meta = meta if isinstance(meta, Mapping) else {}
-    inner = meta.get("dataset_meta")
-    inner = inner if isinstance(inner, Mapping) else {}
-    for value in (
-        *(h.get(key) for h in (inner, meta) for key in ("classes", "CLASSES")),
-        args.get("class_names"),
-    ):
-        if isinstance(value, Mapping) and value and all(type(k) is int and k >= 0 for k in value):
-            return {key: str(name) for key, name in value.items()}
-        if isinstance(value, (list, tuple)) and value and all(isinstance(name, str) for name in value):
-            return tuple(value)
+    places = (meta.get("dataset_meta"), meta, args, loaded, loaded.get("datamodule_hyper_parameters"))
+    found = (_names(place[key]) for place in places if isinstance(place, Mapping) for key in _NAMES if key in place)
+    return next((names for names in found if names), ())
+
+
+def _names(value: object) -> Mapping[int, str] | Sequence[str]:
+    """Class names of a value by id or in order; empty where it is something else."""
+    if isinstance(value, (list, tuple)) and all(isinstance(one, Mapping) and {"id", "name"} <= set(one) for one in value):
+        value = {one["id"]: one["name"] for one in value}
+    if isinstance(value, Mapping):
+        pairs = [(name, key) if isinstance(key, str) and type(name) is int else (key, name) for key, name in value.items()]
+        pairs = [(int(key) if isinstance(key, str) and key.isdecimal() else key, name) for key, name in pairs]
+        if all(type(key) is int and key >= 0 and isinstance(name, (str, int)) for key, name in pairs):
+            return {key: str(name) for key, name in pairs} if len(dict(pairs)) == len(pairs) else ()
+    if isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value):
+        return tuple(value)
     return ()
 
 
