@@ -46,13 +46,21 @@ def shapes_to_run(session: Session, batches: Sequence[int] | None = None) -> lis
 
 
 def another_size(session: Session) -> SizeHW:
-    """A size that the model takes, smaller than its default and of another aspect ratio."""
+    """A size that the model takes, of another aspect ratio than its default; smaller, where that surely has a position for each query."""
     facts = session.spec.input
     step = facts.multiple_of
-    height, width = (
-        max(step, round(side * fraction / step) * step) for side, fraction in zip(facts.size_hw, (0.5, 0.75), strict=True)
-    )
+    for fractions in ((0.5, 0.75), (1.5, 0.75)):
+        height, width = (
+            max(step, round(side * fraction / step) * step) for side, fraction in zip(facts.size_hw, fractions, strict=True)
+        )
+        if _has_room(session, height, width):
+            break
     return height, width
+
+
+def _has_room(session: Session, height: int, width: int) -> bool:
+    """Whether a map of a sixteenth of the size, which every family has, has a position for each query."""
+    return height * width >= 256 * session.spec.decode.num_queries
 
 
 def slot_rows(
@@ -152,7 +160,10 @@ def _size(session: Session, size_hw: SizeHW) -> SizeHW | None:
 def _square(session: Session) -> SizeHW:
     """A square size, which images of another aspect ratio fill only with padding."""
     facts = session.spec.input
-    side = max(facts.multiple_of, min(facts.size_hw) // 2 // facts.multiple_of * facts.multiple_of)
+    for side in (min(facts.size_hw) // 2, max(facts.size_hw)):
+        side = max(facts.multiple_of, side // facts.multiple_of * facts.multiple_of)
+        if _has_room(session, side, side):
+            break
     return side, side
 
 

@@ -15,7 +15,7 @@ from ..data.arguments import refuse
 from ..errors import ExportError
 from ..graph.io import summarise
 from ..graph.msda_plugin import emit
-from ..models.contract import ExportConfig, contract, exported_spec, other_size, trace_size
+from ..models.contract import ExportConfig, contract, exported_spec, finest_stride, other_size, trace_size
 from ..models.example_inputs import example_feeds
 from ..models.published import ProcessingCheck, check_processing
 from ..models.rewrites import patched
@@ -58,7 +58,7 @@ def export_onnx(
     module = ExportModule(source.module, spec).eval()
     say("tracing")
     infos = contract(spec)
-    feeds = example_feeds(spec, batch=2, size_hw=trace_size(spec))
+    feeds = example_feeds(spec, batch=2, size_hw=trace_size(spec, finest_stride(source)))
     model = trace(module, feeds, infos, source.module, source.family.rewrites, config.opset)
     say("simplifying")
     model = finish(model, source, spec, config, infos[1])
@@ -87,7 +87,8 @@ def check_export(source: Source, model: Any, spec: ModelSpec) -> Iterator[dict[s
     # The plain model, without rewrites: what is checked includes the rewrites.
     wanted = {name: places for name, places in source.family.rewrites.items() if name == "frozen_positions"}
     with OnnxSession.telling(model, spec) as session, TorchSession(source, spec=spec) as plain:
-        for batch, size in ((1, trace_size(spec)), (3, other_size(spec))):
+        stride = finest_stride(source)
+        for batch, size in ((1, trace_size(spec, stride)), (3, other_size(spec, stride))):
             feeds = example_feeds(spec, batch, size, seed=batch)
             with patched(source.module, wanted):
                 outputs, choices = session.selections(feeds)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..errors import ExportError, check_one_of
 from ..spec import (
@@ -170,23 +172,33 @@ def _with_nms(spec: ModelSpec, config: ExportConfig) -> ModelSpec:
     return spec if changed == rule else spec.with_decode(nms=changed)
 
 
-def trace_size(spec: ModelSpec) -> tuple[int, int]:
-    """(height, width) to trace at: the fixed size, or a small non-square one if the size is symbolic."""
+def trace_size(spec: ModelSpec, stride: int = 8) -> tuple[int, int]:
+    """(height, width) to trace at: the fixed size, or a small non-square one if the size is symbolic.
+
+    stride: pixels between positions of the finest map, each of which is a query at most: more queries need a larger image.
+    """
+    return _with_room(spec, 256, 320, stride)
+
+
+def other_size(spec: ModelSpec, stride: int = 8) -> tuple[int, int]:
+    """A size that was not traced, or the fixed one; stride as of `trace_size`."""
+    return _with_room(spec, 352, 224, stride)
+
+
+def finest_stride(source: Source) -> int:
+    """Pixels between positions of a model's finest map, as far as its configuration tells."""
+    config: Any = source.module.config
+    return int(min(getattr(config, "feat_strides", None) or (8,)))
+
+
+def _with_room(spec: ModelSpec, height: int, width: int, stride: int) -> tuple[int, int]:
     if not spec.input.dynamic:
         return spec.input.size_hw
-    return _multiple(256, spec), _multiple(320, spec)
-
-
-def other_size(spec: ModelSpec) -> tuple[int, int]:
-    """A size that was not traced, or the fixed one."""
-    if not spec.input.dynamic:
-        return spec.input.size_hw
-    return _multiple(352, spec), _multiple(224, spec)
-
-
-def _multiple(value: int, spec: ModelSpec) -> int:
+    scale = max(1.0, math.sqrt(spec.decode.num_queries * stride**2 / (height * width)))
+    rounded = math.ceil if scale > 1 else round
     step = spec.input.multiple_of
-    return max(step * 2, round(value / step) * step)
+    first, second = (max(step * 2, rounded(side * scale / step) * step) for side in (height, width))
+    return first, second
 
 
 QUERY_ENCODER = "query.onnx"

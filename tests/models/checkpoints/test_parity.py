@@ -9,11 +9,15 @@ import pytest
 
 pytest.importorskip("transformers", reason="needs the 'export' extra")
 
+import numpy as np
 import torch
 from authors_files import CASES, module_of, write_file
+from key_lists import random_state
 from original_names import to_original
 
+from detrt.data.scenes.scene import draw_scene
 from detrt.errors import SourceError
+from detrt.evaluation.parity import verify
 from detrt.export import ExportConfig, export_onnx
 from detrt.models.load import load_source
 
@@ -198,3 +202,16 @@ def test_a_random_model_is_preprocessed_as_the_authors_file(case, tmp_path):
     """Families that transformers does not have: OpenCV's resize of D-FINE-seg does not antialias."""
     path, _ = write_file(case, tmp_path / "file.pth", module_of(case))
     assert load_source(f"random:{case}/tiny").spec.input == load_source(f"ckpt:{path}", family=CASES[case][1]).spec.input
+
+
+def test_a_model_of_as_many_queries_as_positions_exports_and_is_verified(tmp_path):
+    """Both look at sizes of their own, which must have a position for each query: two maps of 320x320 pixels have 500."""
+    path = tmp_path / "many.pth"
+    torch.save({"model": random_state("deimv2_hgnetv2_atto_coco")}, path)
+    source = load_source(f"ckpt:{path}", queries=500)
+    assert source.spec.input.size_hw == (320, 320) and source.spec.decode.num_queries == 500
+    report = export_onnx(source, tmp_path / "model.onnx", ExportConfig())
+    assert report.errors and report.worst < 1e-3
+    verified = verify(source, tmp_path / "model.onnx", [draw_scene(1).image])
+    assert verified.tensors and verified.worst_tensor <= verified.gate.tensor and not verified.broken
+    assert all(np.isfinite(row["error"]) for row in verified.slots)
