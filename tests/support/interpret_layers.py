@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from detrt.backends.inductor.attention_triton import AttentionTile, launch_attention
-from detrt.backends.inductor.layers_triton import DepthwiseTile, LinearTile, launch_depthwise, launch_linear_gelu
+from detrt.backends.inductor.layers_triton import LinearTile, depthwise_tile, launch_depthwise, launch_linear_gelu
 
 generator = torch.Generator().manual_seed(0)
 
@@ -34,13 +34,15 @@ for batch, heads, queries, keys, dim, at in (
 for batch, height, width, channels, side, stride, padding, relu in (
     (1, 9, 7, 24, 5, 1, (2, 2), True),
     (2, 8, 8, 70, 3, 2, (1, 1), False),
-    (1, 5, 6, 16, 3, 1, (0, 1), True),
+    (1, 5, 6, 64, 3, 1, (0, 1), True),
 ):
     data, weight, bias = random(batch, height, width, channels), random(side, side, channels), random(channels)
     kernel = weight.permute(2, 0, 1)[:, None]
     want = F.conv2d(data.permute(0, 3, 1, 2), kernel, bias, stride, padding, 1, channels)
-    got = launch_depthwise(data, weight, bias, stride, padding, relu, DepthwiseTile(16, 64, 4))
-    equal(got.permute(0, 3, 1, 2), want.relu() if relu else want, (channels, side))
+    # The tiles for few pixels and for many.
+    for pixels in (0, 1 << 20):
+        got = launch_depthwise(data, weight, bias, stride, padding, relu, depthwise_tile(pixels, channels))
+        equal(got.permute(0, 3, 1, 2), want.relu() if relu else want, (channels, side, pixels))
 
 for rows, inputs, outputs in ((70, 48, 40), (33, 96, 130), (200, 100, 72)):
     data, weight, bias = random(rows, inputs), random(outputs, inputs), random(outputs)
