@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from branches import folded
 
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "detrt"
 MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
@@ -112,28 +113,40 @@ HEAVY = frozenset(
 LAZY = ("onnxruntime", "openvino", "av", "nvidia", "matplotlib", "ray", "pyarrow", "fsspec", "uvloop", "onnxslim")
 
 
-def _imports_by_constant(node: ast.AST) -> bool:
-    """import_module("a.b"), importlib.import_module(".b", __name__), __import__("a.b")"""
-    if not isinstance(node, ast.Call) or not node.args:
-        return False
-    called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    return called in ("import_module", "__import__") and isinstance(getattr(node.args[0], "value", None), str)
+ADDRESS = re.compile(r"detrt(?:\.\w+)+(?::\w+)?")
+
+
+def _by_text(node: ast.AST) -> tuple[int, str, str] | None:
+    """(level, name, "call", "text" or "row") of a text that is an import: import_module("a.b"), a row's "detrt.a.b:NAME", and relative
+    ones, whose call has `__package__` or `__name__` beside them."""
+    if isinstance(node, ast.Call) and (given := [*node.args, *(one.value for one in node.keywords)]):
+        name = folded(given[0])
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        beside = any(isinstance(one, ast.Name) and one.id in ("__package__", "__name__") for one in given[1:])
+        if name is not None and (called in ("import_module", "__import__") or (beside and name.startswith("."))):
+            bare = name.lstrip(".")
+            return len(name) - len(bare), bare, "call"
+    text = folded(node)
+    if text is None or not ADDRESS.fullmatch(text):
+        return None
+    name, colon, _ = text.partition(":")
+    return 0, name, "row" if colon else "text"
 
 
 @cache
-def statements(path: Path) -> list[tuple[ast.Import | ast.ImportFrom | ast.Call, bool]]:
-    """(import, whether it runs when the module is loaded): statements, and calls that import a module of a constant name. Blocks
-    for type checkers are left out."""
-    found: list[tuple[ast.Import | ast.ImportFrom | ast.Call, bool]] = []
+def statements(path: Path) -> list[tuple[ast.AST, bool]]:
+    """(import, whether it runs when the module is loaded): statements, and texts that name a module. Blocks for type checkers are left
+    out."""
+    found: list[tuple[ast.AST, bool]] = []
 
     def walk(node: ast.AST, top: bool) -> None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, (ast.Import, ast.ImportFrom)):
                 found.append((child, top))
             elif isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
-                continue
+                walk(ast.Module(child.orelse, []), top)
             else:
-                if _imports_by_constant(child):
+                if _by_text(child) is not None:
                     found.append((child, top))
                 walk(child, top and not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)))
 
@@ -142,9 +155,9 @@ def statements(path: Path) -> list[tuple[ast.Import | ast.ImportFrom | ast.Call,
 
 
 @cache
-def _targets(package: Path, module: str) -> list[tuple[tuple[str, ...], bool]]:
-    """(dotted name as parts, whether at load) of everything that a module imports, however it is written: relative, absolute, and
-    by `import_module` or `__import__` of a constant. Names of this package start with "detrt"; those inside it are resolved."""
+def _targets(package: Path, module: str) -> list[tuple[tuple[str, ...], bool, bool]]:
+    """(dotted name as parts, whether at load, whether in a row) of everything that a module imports, however it is written: relative, absolute, and
+    by a text. Names of this package start with "detrt"; those inside it are resolved."""
     path = package / module
     here = ("detrt", *Path(module).parent.parts)
 
@@ -155,37 +168,43 @@ def _targets(package: Path, module: str) -> list[tuple[tuple[str, ...], bool]]:
     found = []
     for node, top in statements(path):
         if isinstance(node, ast.Import):
-            found += [(tuple(alias.name.split(".")), top) for alias in node.names]
+            found += [(tuple(alias.name.split(".")), top, False) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = resolved(node.level, node.module)
             # of another library its own name says enough; of this one each name may be a module
-            found += [((*base, alias.name), top) for alias in node.names] if base[:1] == ("detrt",) else [(base, top)]
+            names = [(*base, alias.name) for alias in node.names] if base[:1] == ("detrt",) else [base]
+            found += [(name, top, False) for name in names]
         else:
-            name = node.args[0].value
-            level = len(name) - len(name.lstrip("."))
-            found.append((resolved(level, name.lstrip(".")), top))
+            level, name, form = _by_text(node)
+            parts = resolved(level, name)
+            if form == "call" or _file_of(package, parts[:2]) is not None:
+                found.append((parts, top and form == "call", form == "row"))
     return found
+
+
+def _file_of(package: Path, parts: tuple[str, ...]) -> Path | None:
+    path = package.joinpath(*parts[1:])
+    return next((p for p in (path.with_suffix(".py"), path / "__init__.py") if p.is_file()), None)
 
 
 def outside(module: str) -> list[tuple[str, bool]]:
     """Top-level packages of other libraries that a module imports, and whether at load."""
-    return [(parts[0], top) for parts, top in _targets(PACKAGE, module) if parts[0] != "detrt"]
+    return [(parts[0], top) for parts, top, _ in _targets(PACKAGE, module) if parts[0] != "detrt"]
 
 
-def inside(module: str, at_load: bool = False) -> list[str]:
-    """Modules of detrt that a module imports, when it is loaded or later, as paths."""
-    return _inside(PACKAGE, module, at_load)
+def inside(module: str, at_load: bool = False, rows: bool = True) -> list[str]:
+    """Modules of detrt that a module imports, when it is loaded or later, as paths; rows: or names in a row, "detrt.a.b:NAME"."""
+    return _inside(PACKAGE, module, at_load, rows)
 
 
 @cache
-def _inside(package: Path, module: str, at_load: bool) -> list[str]:
+def _inside(package: Path, module: str, at_load: bool, rows: bool) -> list[str]:
     found = []
-    for parts, top in _targets(package, module):
-        if parts[0] != "detrt" or (at_load and not top):
+    for parts, top, in_row in _targets(package, module):
+        if parts[0] != "detrt" or (at_load and not top) or (in_row and not rows):
             continue
         for length in range(len(parts), 0, -1):
-            path = package.joinpath(*parts[1:length])
-            target = next((p for p in (path.with_suffix(".py"), path / "__init__.py") if p.is_file()), None)
+            target = _file_of(package, parts[:length])
             if target is not None:
                 found.append(target.relative_to(package).as_posix())
                 break
@@ -252,9 +271,12 @@ def test_no_circles_of_packages():
 
 
 def test_no_circles_of_modules():
-    """Lazy imports count. A package's __init__ hands on names of its own modules, so imports of it are not arrows here."""
+    """Lazy imports count; a row, which is data, may name what reads it. A package's __init__ hands on names of its own modules, so imports
+    of it are not arrows here."""
     graph = {
-        m: {t for t in inside(m) if t != m and not t.endswith("__init__.py")} for m in MODULES if not m.endswith("__init__.py")
+        m: {t for t in inside(m, rows=False) if t != m and not t.endswith("__init__.py")}
+        for m in MODULES
+        if not m.endswith("__init__.py")
     }
     assert circles(graph) == []
 
@@ -327,6 +349,21 @@ UPWARD = {
     "import_module, absolute": "import importlib\nimportlib.import_module('detrt.cli.a')\n",
     "import_module, relative": "from importlib import import_module\nimport_module('..cli', __package__)\n",
     "__import__": "__import__('detrt.cli')\n",
+    "__import__ from a list": "__import__('detrt', fromlist=['cli'])\n",
+    "import_module by its keyword": "import importlib\nimportlib.import_module(name='detrt.cli')\n",
+    "import_module under another name": "from importlib import import_module as load\nload('..cli', __package__)\n",
+    "import_module of parts": "import importlib\nimportlib.import_module('detrt' + '.cli')\n",
+    "import_module of joined parts": "import importlib\nimportlib.import_module('.'.join(('detrt', 'cli')))\n",
+    "sys.modules": "import sys\nsys.modules['detrt.cli']\n",
+    "pkgutil": "import pkgutil\npkgutil.resolve_name('detrt.cli.a:f')\n",
+    "a row's address": "OPENER = 'detrt.cli.a:OPENER'\n",
+    "a name for an address": "HERE = 'detrt.cli'\ndef f():\n    import importlib\n    importlib.import_module(HERE)\n",
+    "beside type checkers": "if TYPE_CHECKING:\n    pass\nelse:\n    from detrt.cli import main\n",
+    "typing.TYPE_CHECKING or": "if TYPE_CHECKING or True:\n    from detrt.cli import main\n",
+    "in a try": "try:\n    import x\nexcept ImportError:\n    from ..cli import main\n",
+    "in a class": "class A:\n    from ..cli import main\n",
+    "in a lambda": "f = lambda: __import__('detrt.cli')\n",
+    "star": "from ..cli import *\n",
 }
 
 

@@ -11,12 +11,13 @@ import re
 from pathlib import Path
 
 import pytest
+from branches import folded
 
 from detrt.cli import spellings
 from detrt.cli.spellings import COMMAND, spelled
 
 PACKAGE = Path(spellings.__file__).parents[1]
-OPTION = re.compile(r"(?<![\w-])(?:--(?:[a-z]|$)|-o\b)")
+OPTION = re.compile(r"(?<![\w-])(?:--(?:[A-Za-z{%]|$)|-[hopq]\b)")
 # Options of other programs, which a message has the reader type.
 OF_OTHERS = (
     "--address ADDRESS", "--data-binary", "--force-reinstall", "--format=csv,noheader", "--model-repository=", "--onnx=", "--query-gpu=",
@@ -35,6 +36,10 @@ def texts(tree: ast.AST) -> list[tuple[int, str]]:
             found.append((node.lineno, "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
             found.append((node.lineno, node.value))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, bytes):
+            found.append((node.lineno, node.value.decode("latin-1")))
+        elif isinstance(node, ast.BinOp) and (text := folded(node)) is not None:
+            found.append((node.lineno, text))
         for child in ast.iter_child_nodes(node):
             if not (isinstance(node, ast.JoinedStr) and isinstance(child, ast.Constant)):
                 visit(child)
@@ -50,7 +55,7 @@ def options_in(source: str) -> list[str]:
         for theirs in OF_OTHERS:
             text = text.replace(theirs, "")
         text = re.sub(r"var\(--[a-z-]+\)", "", text)  # properties of style sheets
-        found += [f"{line}: {text!r}"] if OPTION.search(text.replace("--{}", "--x")) else []
+        found += [f"{line}: {text!r}"] if OPTION.search(text) else []
     return found
 
 
@@ -73,6 +78,20 @@ def test_no_option_is_spelled_outside_the_command_line():
         'x = f"got {x}; leave --no-check out"',
         'x = "with -o OUT"',
         '{"flag": "--sm"}',
+        'x = "--" + name',
+        'x = "-" + "-size"',
+        'x = "-" * 2 + "size"',
+        'x = "give %s" % "--size"',
+        'x = "{}{}".format("--", name)',
+        'x = "--{name}".format(name=1)',
+        'x = "--%s" % name',
+        'x = "".join(("--", "size"))',
+        'x = b"--size 640"',
+        'x = "give \\u002d\\u002dsize"',
+        'x = "--Size"',
+        'x = "use -q, or -h"',
+        'def f(x="(--size)"): pass',
+        'raise ValueError("""give\n--size""")',
     ],
 )
 def test_a_planted_option_is_found(planted):

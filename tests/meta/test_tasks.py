@@ -24,6 +24,8 @@ OTHER_MEANINGS = {
     ("data/scenes/scene.py", "segmentation"),
     ("evaluation/coco.py", "segmentation"),
     ("models/published.py", "segmentation"),
+    ("models/hub.py", "segmentation"),  # the end of names of classes
+    ("detections.py", "masks"),  # what people type for them
     ("models/wrapper.py", "mask_logits"),
     ("models/reduce.py", "mask_"),
     ("spec.py", "instance-segmentation"),  # `has_masks` itself

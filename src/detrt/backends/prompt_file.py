@@ -25,6 +25,7 @@ from ..text.kinds import Chunk, EncodedPrompt
 from ..text.prompts import Prompt
 from .open import open_prompted
 from .prompted import PromptedSession
+from .targets import GRAPH
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def encode_prompt(
             f"'{bundle.folder}' is of family {bundle.spec.family}, which the C++ runtime does not run; use detrt detect"
         )
     files.check_place(path)
-    with open_prompted(folder, backend="onnxruntime") as session:
+    with open_prompted(folder, backend=GRAPH.name) as session:
         encoded = session.encode(prompt, task)
         data = to_json(session, encoded, bundle)
     text = json.dumps(data, ensure_ascii=False) + "\n"

@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from .. import files
+from ..backends.targets import GRAPH
 from ..bundle import Bundle
 from ..data import sinks as outputs
 from ..data.draw import draw_detections
@@ -99,7 +100,7 @@ def run_demo(
     start = time.perf_counter()
     say("detect", None, "image.png")
     image = draw_scene(IMAGE_SEED, size_hw=IMAGE_SIZE_HW).image
-    with Detector.open(output, backend="onnxruntime", threshold=0.5) as detector:
+    with Detector.open(output, backend=GRAPH.name, threshold=0.5) as detector:
         found = detector([image])[0]
     with files.writing(output / "image.png") as temporary:
         Image.fromarray(image).save(temporary, format="PNG")
@@ -122,7 +123,7 @@ def _prompted(
     stages = [replace(stage, name=f"prompted: {stage.name}") for stage in report.stages if stage.name != "load"]
     start = time.perf_counter()
     image = draw_scene(PROMPT_SEED, size_hw=IMAGE_SIZE_HW).image
-    with Detector.open(output / "phrases", backend="onnxruntime", threshold=0.5, prompt=PROMPT) as detector:
+    with Detector.open(output / "phrases", backend=GRAPH.name, threshold=0.5, prompt=PROMPT) as detector:
         found = detector([image])[0]
     path = output / "prompted.png"
     with files.writing(path) as temporary:
