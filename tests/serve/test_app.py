@@ -262,6 +262,8 @@ REFUSED = [
     ({"data": {"images": "text"}, "files": {"other": b""}}, 400, "is text"),
     ({"content": b"no gzip", "headers": {"Content-Encoding": "gzip"}}, 400, "not gzip"),
     ({"content": gzip.compress(bytes(99))[:-9], "headers": {"Content-Encoding": "gzip"}}, 400, "cut off"),
+    ({"content": gzip.compress(b"a") * 2, "headers": {"Content-Encoding": "gzip"}}, 400, "more follows the end of the gzip body"),
+    ({"content": gzip.compress(b"a") + bytes(300_000), "headers": {"Content-Encoding": "gzip"}}, 400, "more follows the end"),
     ({"content": b"x", "headers": {"Content-Encoding": "br"}}, 415, "Content-Encoding"),
     ({"content": gzip.compress(bytes(40 * 2**20)), "headers": {"Content-Encoding": "gzip"}}, 413, "unpacked"),
     ({"content": bytes(33 * 2**20)}, 413, "at most 33554432"),

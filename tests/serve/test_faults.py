@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import gzip
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import threading
 import time
 
 import numpy as np
+import psutil
 import pytest
 
 httpx = pytest.importorskip("httpx", reason="needs the 'dev' extra")
@@ -143,6 +146,93 @@ def test_heads_have_a_limit(server):
     assert one_header.startswith(b"HTTP/1.1 431")
     assert exchange(server, b"\x16\x03\x01 no http at all\r\n\r\n").startswith(b"HTTP/1.1 400")
     assert exchange(server, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").startswith(b"HTTP/1.1 200")
+
+
+FRAMES = {
+    "trailers": (b"1\r\na\r\n0\r\n", b"X: y\r\n" * 10_000),
+    "one trailer": (b"1\r\na\r\n0\r\nX: ", b"y" * 50_000),
+    "extension of a chunk": (b"1;", b"x" * 50_000),
+    "size of a chunk": (b"", b"0" * 50_000),
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_what_frames_a_body_has_a_limit(server, name):
+    """Each header that was kept took twenty times its size, and one that goes on was copied with each piece."""
+    begin, piece = FRAMES[name]
+    front = psutil.Process(server.process.pid)
+    before = front.memory_info().rss
+    head = b"POST /v1/detect HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    answer = exchange(server, head + begin, *[piece] * 300)
+    assert answer.startswith(b"HTTP/1.1 431 ") and front.memory_info().rss - before < 16 * 2**20
+
+
+def until_closed(server: Server, sent: bytes) -> bytes:
+    with socket.create_connection((server.host, server.port), timeout=40) as client:
+        threading.Thread(target=client.sendall, args=(sent,)).start()
+        return b"".join(iter(lambda: client.recv(65536), b""))
+
+
+DETECT = b"POST /v1/detect HTTP/1.1\r\nHost: localhost\r\n"
+LAST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+def test_trailers_are_no_headers(server):
+    body = b"%x\r\n%b\r\n0\r\nContent-Type: text/html\r\nHost: attacker.example\r\n\r\n" % (len(FILES["red"]), FILES["red"])
+    answer = until_closed(server, DETECT + b"Transfer-Encoding: chunked\r\n\r\n" + body + LAST)
+    assert answer.count(b"HTTP/1.1 200 OK") == 2 and b'"red"' in answer
+
+
+def test_many_requests_in_one_piece(server):
+    """Pieces end within a head, which is no long one."""
+    answer = until_closed(server, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 4000 + LAST)
+    assert answer.count(b"HTTP/1.1 200 OK") == 4001
+
+
+def test_requests_wait_outside_until_those_before_them_are_answered(server):
+    """Each takes 2 KiB in the front process, so that 25000 of them would be 60 MiB and more."""
+    front = psutil.Process(server.process.pid)
+    before = most = front.memory_info().rss
+    with socket.create_connection((server.host, server.port), timeout=40) as client:
+        sender = threading.Thread(target=client.sendall, args=(LAST.replace(b"Connection: close\r\n", b"") * 25_000 + LAST,))
+        sender.start()
+        answers = 0
+        while data := client.recv(1 << 20):
+            answers += data.count(b"HTTP/1.1 200 OK")
+            most = max(most, front.memory_info().rss)
+        sender.join()
+    assert answers > 24_000 and most - before < 32 * 2**20, (answers, (most - before) / 2**20)
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: %d\r\n\r\n%b", b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n"])
+def test_offers_of_other_protocols_are_left_and_bodies_read(server, framing):
+    """As curl --http2 and Java make them; the body is none, or a request to somebody else, where the offer ends the request."""
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
+    request = DETECT + offer + framing % (len(FILES["red"]), FILES["red"])
+    nobody = b"GET /none HTTP/1.1\r\nHost: localhost\r\n" + offer + b"\r\n"
+    hidden = DETECT + offer + framing % (len(nobody), nobody)
+    answer = until_closed(server, request + nobody + request + hidden + LAST)
+    found = [part[:3] for part in answer.split(b"HTTP/1.1 ")[1:]]
+    assert found == [b"200", b"404", b"200", b"400", b"200"]
+    with socket.create_connection((server.host, server.port), timeout=40) as client:
+        for at in range(0, len(request), 7):  # the head and the body arrive in many pieces
+            client.sendall(request[at : at + 7])
+        assert client.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_many_offers_in_one_piece(server):
+    offered = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n"
+    assert until_closed(server, offered * 3000 + LAST).count(b"HTTP/1.1 200 OK") == 3001
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_curl_that_offers_http2(server, tmp_path):
+    (tmp_path / "red.png").write_bytes(FILES["red"])
+    form = ["-F", f"images=@{tmp_path / 'red.png'}", f"{server.address}/v1/detect"]
+    done = subprocess.run(["curl", "-sS", "--http2", *form], capture_output=True, text=True, timeout=60)
+    if "HTTP/2" in done.stderr:
+        pytest.skip("this curl has no HTTP/2")
+    assert done.returncode == 0 and '"red"' in done.stdout, done.stderr
 
 
 def test_bodies_have_limits(server):

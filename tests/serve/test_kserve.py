@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the 'serve' extra")
 
+from detrt.serve.detection_tensors import image_tasks
 from detrt.serve.errors import Refused
 from detrt.serve.kserve import InferRequest, binary_length, build_infer, parse_infer
 from detrt.spec import TensorInfo
@@ -173,5 +174,8 @@ def test_bytes_that_are_wrong(row, tail, words):
 
 
 def test_inputs_that_may_be_left_out():
-    with pytest.raises(Refused, match="missing"):
-        parse_infer(b'{"inputs": []}', None, TEXTS, TEXTS, optional=True)
+    assert parse_infer(b'{"inputs": []}', None, TEXTS, TEXTS, optional=True).inputs == {}
+    with pytest.raises(Refused, match=r"takes the inputs t, x; missing: t, x"):
+        parse_infer(b'{"inputs": []}', None, TEXTS, TEXTS)
+    with pytest.raises(Refused, match=r"IMAGE \(the content of image files\) or PIXELS \(RGB\), and this one has neither"):
+        image_tasks({}, 0.5)

@@ -155,7 +155,7 @@ def _feeds(data: Mapping[str, Any], tail: bytes | bytearray, infos: Sequence[Ten
             continue
         feeds[name] = _from_binary(tail, offset, size, shape, dtype, name)
         offset += size
-    if missing := [name for name in known if name not in feeds and not (optional and feeds)]:
+    if missing := [name for name in known if name not in feeds and not optional]:
         raise bad(f"the model takes the inputs {', '.join(known)}; missing: {', '.join(missing)}")
     if offset != len(tail):
         raise bad(f"{len(tail)} bytes follow the JSON, but the inputs name {offset}")

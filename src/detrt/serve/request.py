@@ -463,8 +463,12 @@ class Bodies:
                 if len(body) > limit:
                     raise self._too_large(f"more than {limit} bytes when unpacked")
                 part = inflate.unconsumed_tail
+            if inflate.eof:
+                break
         if not inflate.eof:
             raise Refused(400, "bad_encoding", f"the {encoding} body is cut off; send all of it")
+        if inflate.unused_data or first + _STEP < len(packed):
+            raise Refused(400, "bad_encoding", f"more follows the end of the {encoding} body; compress all of it at once")
         held.hold(len(body))
         return body
 

@@ -434,7 +434,8 @@ class Model:
                 queries[shown] = ImageQueries(tuple(data for _, data in shown), names)
             prompt = queries[shown]
         if prompt is None:
-            raise PromptError("this model finds what a prompt names, and there is none; give 'prompt', e.g. 'a cat. a dog.'")
+            field = "PROMPT" if asked.as_detections else "'prompt'"  # its name in the protocol of the request
+            raise PromptError(f"this model finds what a prompt names, and there is none; give {field}, e.g. 'a cat. a dog.'")
         # Now, so that one that is too long is refused by itself; prompts are cached, so this costs nothing twice.
         bound = self.session.bind(prompt, task=asked.task)
         if (runs := len(bound.prompts[0].chunks)) > self.setup.max_prompt_runs:
