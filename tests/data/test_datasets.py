@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
+import shutil
 import xml.etree.ElementTree as xml
 from pathlib import Path
 
@@ -182,6 +184,90 @@ def test_yolo_as_tools_write_it(yolo):
         load_dataset(yolo)
 
 
+def test_darknet_as_cvat_writes_it(yolo):
+    """YOLO 1.1: labels beside the images, and paths that begin with a folder which is not there."""
+    known = objects(load_dataset(yolo))
+    (yolo / "images/val").rename(yolo / "obj_train_data")
+    for label in (yolo / "labels/val").iterdir():
+        label.rename(yolo / "obj_train_data" / label.name)
+    shutil.rmtree(yolo / "labels")
+    (yolo / "data.yaml").unlink()
+    (yolo / "obj.names").write_text("cat\ndog\nbird\n")
+    (yolo / "train.txt").write_text("".join(f"data/obj_train_data/{name}.png\n" for name in BOXES))
+    (yolo / "obj.data").write_text("classes = 3\ntrain = data/train.txt\nnames = data/obj.names\nbackup = backup/\n")
+    for path in (yolo, yolo / "obj.data"):
+        assert objects(load_dataset(path)) == known and is_dataset(path)
+    assert objects(load_dataset(f"{yolo}:train")) == known
+    with pytest.raises(ImageError, match="names no images as val"):
+        load_dataset(f"{yolo}:val")
+    (yolo / "obj.data").write_text("train = train.txt\n")
+    with pytest.raises(ImageError, match="no `names`"):
+        load_dataset(yolo)
+
+
+@pytest.mark.parametrize("shape", ["[2, 2]", "[2, 3]"])
+def test_points_of_poses_are_no_polygon(yolo, shape):
+    known = objects(load_dataset(yolo))
+    point = " 0.9 0.9" + " 2" * (shape == "[2, 3]")
+    for label in (yolo / "labels/val").iterdir():
+        label.write_text("".join(f"{line}{point * 2}\n" for line in label.read_text().splitlines()))
+    with (yolo / "data.yaml").open("a") as file:
+        file.write(f"kpt_shape: {shape}\n")
+    assert objects(load_dataset(yolo)) == known
+
+
+def test_labels_beside_images_below_a_folder_of_that_name(yolo):
+    known = objects(load_dataset(yolo))
+    for label in (yolo / "labels/val").iterdir():
+        label.rename(yolo / "images/val" / label.name)
+    assert objects(load_dataset(yolo)) == known
+
+
+def test_files_that_a_mac_leaves_are_no_images(yolo, voc):
+    known = objects(load_dataset(yolo / "data.yaml"))
+    (yolo / "images/val/._a.png").write_bytes(b"\0\5\x16\7")
+    (voc / "Annotations/._a.xml").write_bytes(b"\0\5\x16\7")
+    assert objects(load_dataset(yolo / "data.yaml")) == known
+    (yolo / "data.yaml").unlink()
+    assert objects(load_dataset(voc)) == known
+
+
+def test_a_data_set_without_objects_is_refused(yolo, voc):
+    """It would be an average precision of nothing; images alone are taken where labels are not needed."""
+    shutil.rmtree(yolo / "labels")
+    with pytest.raises(ImageError, match=r"have no object; that of '.*images/val/a.png' would be '.*labels/val/a.txt'"):
+        load_dataset(yolo / "data.yaml")
+    assert len(load_dataset(yolo / "data.yaml", annotations=False).images) == 3
+    (yolo / "data.yaml").unlink()
+    for file in (voc / "Annotations").iterdir():
+        file.write_text(f"<annotation><filename>{file.stem}.png</filename></annotation>")
+    with pytest.raises(ImageError, match="none of the 3 XML files"):
+        load_dataset(voc)
+
+
+def test_voc_in_parts_as_roboflow_writes_it(voc):
+    known = objects(load_dataset(voc))
+    for part, name in (("valid", "a"), ("test", "b"), ("train", "c")):
+        (voc / part).mkdir()
+        (voc / f"Annotations/{name}.xml").rename(voc / part / f"{name}.xml")
+        (voc / f"JPEGImages/{name}.png").rename(voc / part / f"{name}.png")
+    (voc / "Annotations").rmdir()
+    for part, name in (("", "a"), (":val", "a"), (":test", "b")):
+        dataset = load_dataset(f"{voc}{part}")
+        assert objects(dataset) == {name: known[name]} and dataset.files(dataset.folder)
+    assert is_dataset(voc)
+
+
+def test_lists_of_voc(voc):
+    known = objects(load_dataset(voc))
+    (voc / "Annotations/b.xml").rename(voc / "Annotations/my b.xml")
+    (voc / "JPEGImages/b.png").rename(voc / "JPEGImages/my b.png")
+    file = voc / "Annotations/a.xml"
+    file.write_text(file.read_text().replace("</filename>", "</filename><size><width>40.0</width><height>30.0</height></size>"))
+    (voc / "ImageSets/Main/test.txt").write_text("a  1\nmy b\na -1\n")
+    assert objects(load_dataset(f"{voc}:test")) == {"a": known["a"], "my b": known["b"]}
+
+
 def test_voc_in_folders_of_folders(voc):
     known = objects(load_dataset(voc))
     for folder, suffix in (("Annotations", "xml"), ("JPEGImages", "png")):
@@ -205,6 +291,15 @@ def test_a_turned_image_has_the_size_that_is_shown(tmp_path):
     [
         ("data.yaml", "val: images/val\n", "no `names`"),
         ("data.yaml", "names: [cat]\n", "names no images"),
+        ("data.yaml", "val: images/val\nnames: []\n", "no `names`"),
+        ("data.yaml", "names: [cat]\nval: nowhere\ntest: images/val\n", "choose another part: '.*data.yaml:test'"),
+        (
+            "data.yaml",
+            "a: &a [x,x,x,x,x,x,x,x,x]\n"
+            + "".join(f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]\n" for a, b in itertools.pairwise("abcdefghi"))
+            + "val: images/val\nnames: *i\n",
+            "the name of class 0 is .{,80}, not text",
+        ),
         ("data.yaml", "names: [cat]\nval: nowhere\n", "there is no .*nowhere"),
         ("data.yaml", "names: [cat\n", "not YAML"),
         ("data.yaml", "- 1\n", "no settings"),
@@ -230,7 +325,15 @@ def test_what_is_wrong_in_yolo_is_named(yolo, file, text, words):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "<a", "<annotation><filename>a.jpg</filename><object><name>x</name></object></annotation>", "<annotation/>"]
+    "text",
+    [
+        "",
+        "<a",
+        "<annotation><filename>a.jpg</filename><object><name>x</name></object></annotation>",
+        "<annotation/>",
+        '<?xml version="1.0" encoding="nothing"?><annotation/>',
+        "<annotation><filename>a.jpg</filename><size><width>1e400</width><height>9</height></size></annotation>",
+    ],
 )
 def test_what_is_wrong_in_voc_is_named(voc, text):
     (voc / "Annotations/a.xml").write_text(text)

@@ -3,8 +3,9 @@
     COCO        a JSON file, or a folder with it, in the folder itself, in its `annotations/`, or in its `valid/`, `test/` or `train/`,
                 with "annotations", "instances" or "result" in its name
     YOLO        `data.yaml`, or its folder: `names`, and images of `val`, else `test`, else `train`; labels lie in `labels/` where the
-                images lie in `images/`, else beside them. Boxes, or polygons. Or a folder with `classes.txt`, `images/` and `labels/`
-    Pascal VOC  a folder of XML files, or the folder above `Annotations/` and `JPEGImages/`
+                images lie in `images/`, else beside them. Boxes, with points of poses or without, or polygons. Or a folder with
+                `classes.txt`, `images/` and `labels/`; or `obj.data` of Darknet, which CVAT writes as YOLO 1.1, or its folder
+    Pascal VOC  a folder of XML files, or the folder above `Annotations/` and `JPEGImages/`, or above `valid/`, `test/` and `train/`
 
 `:val`, `:test` or `:train` behind a folder, or a `data.yaml`, chooses that part. VOC corners are taken as they are, as in COCO: x from `xmin` to
 `xmax`, without the pixel by which the files of the original challenge begin later. What is `difficult` there counts neither as found nor
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import math
 import os
+import reprlib
 import warnings
 import xml.etree.ElementTree as xml
 from collections.abc import Mapping, Sequence
@@ -30,6 +32,7 @@ from .coco import CocoDataset, Entry, file_in, load_coco
 from .images import IMAGE_FORMATS, IMAGE_SUFFIXES, available, natural_key
 
 PARTS = ("val", "test", "train")
+_SETTINGS = (".yaml", ".yml", ".data")  # of files that describe a YOLO data set
 _ORIENTATION = 0x0112
 
 
@@ -42,16 +45,14 @@ def load_dataset(path: str | os.PathLike, *, annotations: bool = True) -> CocoDa
         ImageError: missing, damaged, or in no known form. MissingPackageError: PyYAML, for `data.yaml`, is not installed.
     """
     place, part = _split(Path(path))
-    if place.suffix.lower() in (".yaml", ".yml"):
-        return _yolo(place, part)
+    if place.is_file() and place.suffix.lower() in _SETTINGS:
+        return _yolo(place, part, annotations)
     if not place.is_dir():
         return load_coco(path, annotations=annotations)
     if (settings := _settings_of(place)) is not None:
-        return _yolo(settings, part)
-    if (place / "Annotations").is_dir():
-        return _voc(place / "Annotations", place / "JPEGImages", part)
-    if any(place.glob("*.xml")):
-        return _voc(place, place, part)
+        return _yolo(settings, part, annotations)
+    if (voc := _voc_folders(place, part)) is not None:
+        return _voc(*voc, annotations)
     if (file := _coco_file(place, part)) is not None:
         read = load_coco(file, annotations=annotations)
         return replace(read, folder=image_folder(file, [image["file_name"] for image in read.images]))
@@ -62,14 +63,37 @@ def load_dataset(path: str | os.PathLike, *, annotations: bool = True) -> CocoDa
 
 
 def is_dataset(path: Path) -> bool:
-    """Whether a path is the folder of a YOLO or Pascal VOC data set, or a part of one."""
-    place, _ = _split(path)
-    return _settings_of(place) is not None or (place / "Annotations").is_dir() or place.suffix.lower() in (".yaml", ".yml")
+    """Whether a path is that of a YOLO or Pascal VOC data set, or a part of one. A folder of images with XML files beside is none."""
+    place, part = _split(path)
+    voc = _voc_folders(place, part)
+    return _settings_of(place) is not None or place.suffix.lower() in _SETTINGS or (voc is not None and voc[0] != place)
+
+
+def _voc_folders(place: Path, part: str) -> tuple[Path, Path, str] | None:
+    """Of Pascal VOC: the folders of the annotations and of the images, and the part that is chosen among them; None: there are none."""
+    if (place / "Annotations").is_dir():
+        return place / "Annotations", place / "JPEGImages", part
+    if _xml_files(place):
+        return place, place, part
+    parts = (folder for name in _wanted(part) for folder in _part_folders(place, name) if _xml_files(folder))
+    return next(((folder, folder, "") for folder in parts), None)
+
+
+def _wanted(part: str) -> Sequence[str]:
+    return [part] if part else PARTS
+
+
+def _part_folders(place: Path, part: str) -> list[Path]:
+    return [place / part, *([place / "valid"] if part == "val" else [])]
+
+
+def _xml_files(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("*.xml") if not path.name.startswith(".")]
 
 
 def _settings_of(folder: Path) -> Path | None:
     """The file that describes a YOLO data set in its folder: `classes.txt` beside `labels/` where no YAML file does."""
-    names = ("data.yaml", "data.yml", *(["classes.txt"] if (folder / "labels").is_dir() else []))
+    names = ("data.yaml", "data.yml", *(["classes.txt"] if (folder / "labels").is_dir() else []), "obj.data")
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
@@ -80,10 +104,10 @@ def _coco_file(place: Path, part: str) -> Path | None:
         return [
             one
             for one in sorted(folder.glob("*.json"))
-            if any(word in one.stem for word in ("annotations", "instances", "result"))
+            if not one.name.startswith(".") and any(word in one.stem for word in ("annotations", "instances", "result"))
         ]
 
-    wanted = [part] if part else PARTS
+    wanted = _wanted(part)
     for folder in (place, place / "annotations"):
         found = files_in(folder)
         if len(found) == 1 and not part:
@@ -92,7 +116,7 @@ def _coco_file(place: Path, part: str) -> Path | None:
             if len(of_part := [one for one in found if name in one.stem.lower()]) == 1:
                 return of_part[0]
     for name in wanted:
-        for folder in (place / name, place / "valid") if name == "val" else (place / name,):
+        for folder in _part_folders(place, name):
             if len(found := files_in(folder)) == 1:
                 return found[0]
     return None
@@ -122,19 +146,21 @@ def _split(path: Path) -> tuple[Path, str]:
     return path, ""
 
 
-def _yolo(file: Path, part: str) -> CocoDataset:
-    settings = _read_yaml(file)
+def _yolo(file: Path, part: str, annotations: bool) -> CocoDataset:
+    settings = _read_settings(file)
     names = settings.get("names")
     if isinstance(names, list):
         names = dict(enumerate(names))
     elif isinstance(names, Mapping):
         names = {int(key) if isinstance(key, str) and key.isdecimal() else key: name for key, name in names.items()}
-    if not isinstance(names, Mapping) or not all(isinstance(key, int) for key in names):
-        raise ImageError(f"'{file}' has no `names`, a list of class names or numbers with names; got {names!r}")
+    if not isinstance(names, Mapping) or not names or not all(type(key) is int for key in names):
+        raise ImageError(f"'{file}' has no `names`, a list of class names or numbers with names; got {reprlib.repr(names)[:80]}")
     for key, name in names.items():
         if isinstance(name, bool) or not isinstance(name, (str, int, float)):
-            raise ImageError(f"'{file}': the name of class {key} is {name!r}, not text; write it with quotes, such as \"yes\"")
-    entries = [name for name in ([part] if part else PARTS) if settings.get(name)]
+            raise ImageError(
+                f"'{file}': the name of class {key} is {reprlib.repr(name)[:80]}, not text; write it with quotes, such as \"yes\""
+            )
+    entries = [name for name in _wanted(part) if settings.get(name)]
     if not entries:
         raise ImageError(f"'{file}' names no images as {part or ', '.join(PARTS)}; add one, such as val: images/val")
     paths = _yolo_images(file, settings, entries[0])
@@ -144,12 +170,15 @@ def _yolo(file: Path, part: str) -> CocoDataset:
         height, width = size_of(path)
         images.append({"id": number, "file_name": os.path.relpath(path, file.parent), "height": height, "width": width})
         label = _label_of(path)
-        if not label.is_file():
+        if not annotations or label is None:
             continue
         for index, line in enumerate(read_lines(label, "YOLO label", ImageError), 1):
             if line.strip():
-                row = _yolo_row(line, f"'{label}', line {index}", names, (height, width))
+                row = _yolo_row(line, f"'{label}', line {index}", names, (height, width), points="kpt_shape" in settings)
                 rows.append({"id": len(rows) + 1, "image_id": number, "iscrowd": 0, **row})
+    if annotations and not rows:
+        sought = " or ".join(f"'{place}'" for place in _label_places(paths[0]))
+        raise ImageError(f"the labels of '{file}' have no object; that of '{paths[0]}' would be {sought}; put the labels there")
     categories = [{"id": key, "name": str(name)} for key, name in sorted(names.items())]
     return CocoDataset(file, images, categories, rows, folder=file.parent)
 
@@ -164,32 +193,46 @@ def _yolo_images(file: Path, settings: Mapping[str, Any], part: str) -> list[Pat
         places = [root / name for root in (base, file.parent) for name in (entry, entry.removeprefix("../"))]
         place = next((one for one in places if one.exists()), None)
         if place is None:
-            raise ImageError(f"'{file}': there is no '{places[0]}', which '{part}' names; correct it, or 'path' of the file")
+            other = next((name for name in PARTS if name != part and settings.get(name)), "")
+            more = f", or choose another part: '{file}:{other}'" if other else ""
+            raise ImageError(
+                f"'{file}': there is no '{places[0]}', which '{part}' names; correct it, or 'path' of the file{more}"
+            )
         if place.is_dir():
-            found += sorted((p for p in place.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES), key=natural_key)
+            files = (p for p in place.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and not p.name.startswith("."))
+            found += sorted(files, key=natural_key)
         else:
             lines = [line.strip() for line in read_lines(place, "list of images", ImageError) if line.strip()]
             for line in lines:
-                files = [file_in(root, line) for root in (base, place.parent)]
-                found.append(next((one for one in files if one.is_file()), files[0]))
+                named = [file_in(root, line) for root in (base, place.parent)]
+                found.append(next((one for one in named if one.is_file()), named[0]))
     found = list(dict.fromkeys(found))
     if not found:
         raise ImageError(f"'{file}': `{part}` has no images ({' '.join(sorted(IMAGE_SUFFIXES))})")
     return found
 
 
-def _label_of(image: Path) -> Path:
+def _label_places(image: Path) -> list[Path]:
+    """Where the label of an image may lie: in `labels/` instead of `images/`, or beside it."""
     parts = list(image.parts)
     if "images" in parts[:-1]:
         parts[len(parts) - 2 - parts[-2::-1].index("images")] = "labels"
-    return Path(*parts).with_suffix(".txt")
+    return [path.with_suffix(".txt") for path in dict.fromkeys((Path(*parts), image))]
+
+
+def _label_of(image: Path) -> Path | None:
+    """The label of an image; None: it has none."""
+    return next((path for path in _label_places(image) if path.exists()), None)
 
 
 SLACK = 0.01  # by which tools let boxes stand out, as ultralytics does
 
 
-def _yolo_row(line: str, where: str, names: Mapping[int, Any], size_hw: tuple[int, int]) -> Entry:
-    """`class x y width height` or `class x y x y x y ...`, fractions of the image; a number behind a box is its score."""
+def _yolo_row(line: str, where: str, names: Mapping[int, Any], size_hw: tuple[int, int], *, points: bool) -> Entry:
+    """`class x y width height` or `class x y x y x y ...`, fractions of the image; a number behind a box is its score.
+
+    points: what stands behind a box are the points of a pose.
+    """
     words = line.split()
     try:
         number, *values = map(float, words)
@@ -198,6 +241,8 @@ def _yolo_row(line: str, where: str, names: Mapping[int, Any], size_hw: tuple[in
         raise ImageError(f"{where}: {line[:80]!r} has a word that is no number; it is not a YOLO label") from None
     if class_id != number:
         raise ImageError(f"{where}: a class is an integer; got {words[0]!r}")
+    if points:
+        values = values[:4]
     if class_id not in names:
         raise ImageError(f"{where}: class {class_id} has no name in data.yaml, which has {min(names)} to {max(names)}")
     if len(values) < 4 or not all(map(math.isfinite, values)) or (len(values) > 5 and len(values) % 2):
@@ -219,14 +264,18 @@ def _yolo_row(line: str, where: str, names: Mapping[int, Any], size_hw: tuple[in
     return {"category_id": class_id, "bbox": [x0, y0, x1 - x0, y1 - y0], "area": area, "segmentation": [points]}
 
 
-def _voc(annotations: Path, folder: Path, part: str) -> CocoDataset:
-    files = sorted(annotations.rglob("*.xml"), key=natural_key)
+def _voc(annotations: Path, folder: Path, part: str, needed: bool) -> CocoDataset:
+    """needed: objects are."""
+    files = sorted((path for path in annotations.rglob("*.xml") if not path.name.startswith(".")), key=natural_key)
     if part:
         listing = annotations.parent / "ImageSets" / "Main" / f"{part}.txt"
         if not listing.is_file():
             raise ImageError(f"there is no '{listing}', which would name the images of the part '{part}'; leave :{part} out")
-        wanted = [line.split()[0] for line in read_lines(listing, "list of images", ImageError) if line.strip()]
-        files = [annotations / f"{stem}.xml" for stem in wanted]
+        lines = [line.strip() for line in read_lines(listing, "list of images", ImageError) if line.strip()]
+        places = [annotations / f"{line}.xml" for line in lines]  # or with a number behind the name
+        files = list(
+            dict.fromkeys(p if p.is_file() else p.with_name(f"{p.name.split()[0].removesuffix('.xml')}.xml") for p in places)
+        )
     if not files:
         raise ImageError(f"'{annotations}' has no XML files of Pascal VOC")
     images: list[Entry] = []
@@ -235,20 +284,24 @@ def _voc(annotations: Path, folder: Path, part: str) -> CocoDataset:
         try:
             root = xml.parse(file).getroot()
             name, size = _text(root, "filename"), root.find("size")
-            sides = None if size is None else (int(_text(size, "height")), int(_text(size, "width")))
+            sides = None if size is None else (int(float(_text(size, "height"))), int(float(_text(size, "width"))))
             for one in root.findall("object"):
                 x0, y0, x1, y1 = (float(_text(one, f"bndbox/{key}")) for key in ("xmin", "ymin", "xmax", "ymax"))
                 box = [min(x0, x1), min(y0, y1), abs(x1 - x0), abs(y1 - y0)]
                 if not all(map(math.isfinite, box)):
                     raise ValueError(f"the box {box}")
                 found.append((number, _text(one, "name"), box, _difficult(one)))
-        except (OSError, xml.ParseError, ValueError) as error:
+        except OSError as error:
+            raise ImageError(f"the annotation file '{file}' cannot be read: {error.strerror}") from None
+        except (xml.ParseError, LookupError, OverflowError, ValueError) as error:  # LookupError: an encoding that does not exist
             raise ImageError(f"'{file}' is not an annotation file of Pascal VOC: {error}") from None
         if not (folder / name).is_file():  # tools write the name of another suffix, or none
             name = next((p.name for p in sorted(folder.glob(f"{file.stem}.*")) if p.suffix.lower() in IMAGE_SUFFIXES), name)
         if sides is None or not all(sides):
             sides = size_of(folder / name)
         images.append({"id": number, "file_name": name, "height": sides[0], "width": sides[1]})
+    if needed and not found:
+        raise ImageError(f"none of the {len(files)} XML files in '{annotations}' has an object; give annotations with objects")
     ids = {name: number for number, name in enumerate(sorted({name for _, name, _, _ in found}), 1)}
     rows = [
         {
@@ -292,13 +345,21 @@ def size_of(path: Path) -> tuple[int, int]:
     return (width, height) if turned else (height, width)
 
 
-def _read_yaml(file: Path) -> Mapping[str, Any]:
+def _read_settings(file: Path) -> Mapping[str, Any]:
+    """`names`, and the images of parts, of a file that describes a YOLO data set."""
     if file.suffix.lower() == ".txt":  # classes.txt
-        return {
-            "names": [line.strip() for line in read_lines(file, "list of classes", ImageError) if line.strip()],
-            "val": "images",
-        }
+        return {"names": _names_in(file), "val": "images"}
+    if file.suffix.lower() == ".data":  # classes = 2, train = data/train.txt, valid = ..., names = data/obj.names
+        pairs = [line.partition("=") for line in read_lines(file, "annotation file", ImageError)]
+        given = {key.strip(): value.strip() for key, sign, value in pairs if sign and value.strip()}
+        paths = {key: file_in(file.parent, value) for key, value in given.items() if key in ("names", "valid", *PARTS)}
+        names = _names_in(paths.pop("names")) if "names" in paths else None
+        return {"names": names, **{"val" if key == "valid" else key: str(path.absolute()) for key, path in paths.items()}}
     data = read_yaml(file, "annotation file", ImageError, extra="eval", advice="give the data.yaml of a YOLO data set")
     if not isinstance(data, Mapping):
         raise ImageError(f"'{file}' holds no settings of a YOLO data set; it has names: and val:")
     return data
+
+
+def _names_in(file: Path) -> list[str]:
+    return [line.strip() for line in read_lines(file, "list of classes", ImageError) if line.strip()]

@@ -101,7 +101,7 @@ def find_images(path: Path, limit: int) -> tuple[list[Path], Path | None]:
         ImageError: no images, or images of the COCO file are missing.
     """
     if is_dataset(path):
-        dataset = load_dataset(path)
+        dataset = load_dataset(path, annotations=False)
         return _spread(dataset.files(dataset.folder or path.parent), limit), path
     if path.is_dir():
         results = sorted(p for p in path.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES)
