@@ -112,6 +112,30 @@ def test_two_models_in_one_run(cli, place, truth):
         assert picture.format == "PNG" and picture.width > 1500
 
 
+def test_annotations_of_crowds_alone_have_no_ap_to_compare(cli, place, truth):
+    known = json.loads((place / "gt.json").read_text())
+    for row in known["annotations"]:
+        row["iscrowd"] = 1
+    (place / "gt.json").write_text(json.dumps(known))
+    done = cli(
+        "eval",
+        "bundle",
+        "--images",
+        ".",
+        "--ground-truth",
+        "gt.json",
+        "--against",
+        "bundle",
+        "--report",
+        "page.html",
+        "--json",
+        "m.json",
+    )
+    said = " ".join(done.out.split())
+    assert done.code == 0 and "no AP to compare with bundle" in said and "nan" not in said and not done.err
+    assert json.loads((place / "m.json").read_text())["AP"] is None and "nan" not in (place / "page.html").read_text("utf-8")
+
+
 def test_both_models_resume(cli, place, truth, tmp_path_factory):
     states = tmp_path_factory.mktemp("states")
     common = ("eval", "bundle", "--images", ".", "--ground-truth", "gt.json", "--against", "bundle", "--batch", "1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -106,7 +107,46 @@ def test_thresholds_that_no_class_has(tmp_path):
     assert curve.best() is None and ClassCurve.of(np.zeros(0), np.zeros(0, bool), 3).best() is None
     with pytest.raises(OutputError, match="no class"):
         write_thresholds({"cat": curve}, tmp_path / "x.json")
+    beyond = ClassCurve.of(np.array([60.0]), np.array([True]), 1)
+    with pytest.raises(OutputError, match="from 0 to 1, and scores of these results lead to 30"):
+        write_thresholds({"cat": beyond}, tmp_path / "x.json")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_threshold_lies_between_scores_of_six_digits(tmp_path):
+    """Scores in results have six digits, and those of detections more: what rounds to 0.500001 is above the threshold."""
+    curve = ClassCurve.of(np.array([0.500001, 0.5]), np.array([True, False]), 1)
+    assert 0.5 < write_thresholds({"cat": curve}, tmp_path / "x.json")["cat"] < 0.5000006
+
+
+def test_categories_of_one_name_are_kept_apart():
+    """Where both have annotations; one without, which tools write for a group, changes nothing."""
+    dataset, rows = make(0)
+    plain = score_rows(dataset, rows)[1]
+    dataset = replace(dataset, categories=[*({"id": key, "name": "cat"} for key in (1, 2)), {"id": 3, "name": "bird"}])
+    assert score_rows(dataset, rows)[1] == {"cat (id 1)": plain["cat"], "cat (id 2)": plain["dog"], "bird": plain["bird"]}
+    assert set(curves_of(evaluated(dataset, rows), dataset.names)) == {"cat (id 1)", "cat (id 2)", "bird"}
+    dataset = replace(dataset, categories=[{"id": key, "name": name} for key, name in [*NAMES.items(), (0, "cat"), (9, "dog")]])
+    assert score_rows(dataset, rows)[1] == plain
+
+
+NAMES_OF_ALL_KINDS = ["_background_", "costs $5 or $x_{$", "", "a" * 60, "2026-01-01T10-00-00_cam3_frame000123.jpg", "a\nb"]
+
+
+def test_names_of_all_kinds_are_drawn(tmp_path):
+    pytest.importorskip("matplotlib", reason="needs the 'bench' extra")
+    from detrt.data.figure import label_text, new_figure, save_figure
+
+    figure = new_figure(4, 3)
+    ax = figure.subplots()
+    for number, name in enumerate(NAMES_OF_ALL_KINDS):
+        ax.plot([number], label=label_text(name, 24))
+    ax.set_xticks(range(len(NAMES_OF_ALL_KINDS)), NAMES_OF_ALL_KINDS)
+    ax.set_title(NAMES_OF_ALL_KINDS[1])
+    shown = [text.get_text() for text in ax.legend().get_texts()]
+    assert len(shown) == len(NAMES_OF_ALL_KINDS) and all(shown) and max(map(len, shown)) <= 24
+    assert shown[4].startswith("2026") and shown[4].endswith("0123.jpg")
+    save_figure(figure, tmp_path / "x.png")
 
 
 @pytest.mark.parametrize("seed", range(4))

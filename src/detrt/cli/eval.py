@@ -106,12 +106,15 @@ class ChoiceOptions:
         against, said = None, ""
         if self.against is not None and other is not None:
             assert report.dataset is not None
-            found = compare(other.evaluation, report.evaluation, report.dataset)
-            against = self.against, other, found
-            said = (
-                f"AP {found.difference:+.4f} against {self.against}; 95 % interval {found.low:+.4f} to {found.high:+.4f} "
-                f"({found.samples} draws of images)"
-            )
+            if report.metrics["AP"] is None:
+                said = f"no AP to compare with {self.against}: every annotated object is a crowd or difficult"
+            else:
+                found = compare(other.evaluation, report.evaluation, report.dataset)
+                against = self.against, other, found
+                said = (
+                    f"AP {found.difference:+.4f} against {self.against}; 95 % interval {found.low:+.4f} to {found.high:+.4f} "
+                    f"({found.samples} draws of images)"
+                )
         if self.report is not None:
             from ..evaluation.eval_page import write_eval_page
 

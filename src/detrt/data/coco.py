@@ -59,6 +59,14 @@ class CocoDataset:
         content = json.dumps([self.images, self.categories, self.annotations])
         return hashlib.sha256(content.encode()).hexdigest()
 
+    @property
+    def names(self) -> dict[Any, str]:
+        """Category id -> name, with its id where several categories that have annotations share one."""
+        names = {entry["id"]: str(entry["name"]) for entry in self.categories}
+        used = {entry["category_id"] for entry in self.annotations}
+        times = Counter(names[key] for key in used)
+        return {key: f"{name} (id {key})" if key in used and times[name] > 1 else name for key, name in names.items()}
+
     def image_id(self, image: str | os.PathLike) -> ImageId:
         """The id of an image by its path.
 
@@ -200,6 +208,11 @@ def load_coco(path: str | os.PathLike, *, annotations: bool = True) -> CocoDatas
         name = image["file_name"]
         if not isinstance(name, (str, int)) or isinstance(name, bool) or not str(name).strip():
             raise ImageError(f"the annotation file '{path}': images[{index}] has the file_name {name!r}, not the name of a file")
+        for side in ("width", "height"):
+            if not isinstance(image.get(side, 0), (int, float, type(None))):
+                raise ImageError(
+                    f"the annotation file '{path}': images[{index}] has the {side} {image[side]!r}, not a number of pixels"
+                )
         image["file_name"] = str(name) if "/" in str(name) else str(name).replace("\\", "/")  # as tools on Windows write it
     if not annotations:
         return CocoDataset(path, images, categories, [])
@@ -261,8 +274,8 @@ def match_categories(labels: Mapping[int, str], categories: Iterable[Entry], use
 
 
 def is_bbox(box: object) -> bool:
-    """Whether a value is [x, y, width, height]."""
-    return isinstance(box, list) and len(box) == 4 and all(isinstance(v, (int, float)) and math.isfinite(v) for v in box)
+    """Whether a value is [x, y, width, height], each less than a billion pixels."""
+    return isinstance(box, list) and len(box) == 4 and all(isinstance(v, (int, float)) and abs(v) < 1e9 for v in box)
 
 
 def check_masks(dataset: CocoDataset) -> None:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..errors import DetrtError, MissingPackageError
+from ..errors import DetrtError, MissingPackageError, printable
 from ..files import check_place, write_bytes
 
 SUFFIXES = (".svg", ".png")
@@ -33,8 +33,22 @@ def new_figure(width: float, height: float) -> Any:
     return _matplotlib()(figsize=(width, height), layout="constrained")
 
 
+def label_text(name: str, most: int) -> str:
+    """A name in a figure, in at most `most` characters: the start and the end of a longer one, since names of files differ at the end."""
+    name = printable(name)
+    if len(name) > most:
+        end = (most - 3) // 2
+        name = f"{name[: most - 3 - end]}...{name[-end:]}"
+    # A legend leaves out what begins with an underscore, and what is blank.
+    return f" {name}" if name.startswith("_") else name if name.strip() else "(no name)"
+
+
 def save_figure(figure: Any, path: str | os.PathLike) -> None:
     """Write a figure. Raises OutputError."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # a dollar sign in a name is one
     buffer = io.BytesIO()
     figure.savefig(buffer, format=Path(path).suffix.lower()[1:], dpi=130)
     write_bytes(Path(path), buffer.getvalue())

@@ -195,7 +195,7 @@ def evaluate_coco(
                 progress(len(by_image), len(ids))
         seconds = time.perf_counter() - start
     rows = [row for image in ids for row in by_image[image]]
-    names = _names(dataset) | {category: session.spec.label(class_id) for class_id, category in categories.items()}
+    names = dataset.names | {category: session.spec.label(class_id) for class_id, category in categories.items()}
     found = _report(dataset, rows, iou_type, without_class(dataset, categories.values()))
     return replace(found, seconds=seconds, resumed=resumed, names=names, paths=dict(zip(ids, paths, strict=True)))
 
@@ -206,7 +206,7 @@ def _report(dataset: CocoDataset, rows: Sequence[Row], iou_type: str, unknown: t
     evaluation = evaluated(dataset, rows, iou_type)
     metrics, per_class = _metrics(dataset, evaluation)
     seconds = time.perf_counter() - start
-    more: dict[str, Any] = {"evaluation": evaluation, "dataset": dataset, "names": _names(dataset)}
+    more: dict[str, Any] = {"evaluation": evaluation, "dataset": dataset, "names": dataset.names}
     return EvalReport(metrics, per_class, len(dataset.images), len(rows), unknown, seconds, rows=rows, iou_type=iou_type, **more)
 
 
@@ -321,15 +321,12 @@ def evaluated(dataset: CocoDataset, rows: Sequence[Row], iou_type: str = BBOX) -
 def _metrics(dataset: CocoDataset, evaluation: Any) -> tuple[dict[str, float | None], dict[str, float | None]]:
     # precision: (IoU thresholds, recalls, categories, areas, largest counts)
     precision = evaluation.eval["precision"][:, :, :, 0, -1]
-    names = {category["id"]: category["name"] for category in dataset.categories}
-    return (
-        {name: None if value < 0 else float(value) for name, value in zip(METRICS, evaluation.stats, strict=True)},
-        {names[key]: _mean(precision[:, :, k]) for k, key in enumerate(evaluation.params.catIds)},
-    )
-
-
-def _names(dataset: CocoDataset) -> dict[Any, str]:
-    return {category["id"]: str(category["name"]) for category in dataset.categories}
+    values = {key: _mean(precision[:, :, k]) for k, key in enumerate(evaluation.params.catIds)}
+    names = dataset.names
+    per_class: dict[str, float | None] = {}
+    for key, value in values.items():  # a category without annotations may have the name of another one
+        per_class[names[key]] = per_class.get(names[key]) if value is None else value
+    return {name: None if value < 0 else float(value) for name, value in zip(METRICS, evaluation.stats, strict=True)}, per_class
 
 
 def _area(truth: Any, row: Row, iou_type: str) -> float:
@@ -342,7 +339,7 @@ def _area(truth: Any, row: Row, iou_type: str) -> float:
 
 def without_class(dataset: CocoDataset, matched: Collection[Any]) -> tuple[str, ...]:
     """Names of the annotated categories whose id is not in `matched`."""
-    names = {category["id"]: category["name"] for category in dataset.categories}
+    names = dataset.names
     used = {annotation["category_id"] for annotation in dataset.annotations}
     return tuple(names[key] for key in sorted(used - set(matched)))
 

@@ -120,12 +120,16 @@ def write_thresholds(
     """Write the threshold of each class to a JSON file, `{"person": 0.41}`; see `ClassCurve.best`. Classes without one are left out.
 
     Raises:
-        OutputError: no class has one, or the file cannot be written.
+        OutputError: no class has one, a score is no number from 0 to 1, or the file cannot be written.
     """
     found = best_thresholds(curves, precision=precision, recall=recall)
     if not found:
         raise OutputError(f"no class reaches what was asked of its threshold, so '{path}' would be empty; ask for less")
-    rounded = {name: round(value, 6) for name, value in found.items()}
+    if wrong := [value for value in found.values() if not 0 <= value <= 1]:
+        raise OutputError(
+            f"thresholds are from 0 to 1, and scores of these results lead to {wrong[0]:g}; bring the scores to 0..1"
+        )
+    rounded = {name: round(value, 7) for name, value in found.items()}  # half way between scores of six digits
     files.write_text(path, json.dumps(rounded, indent=1, ensure_ascii=False) + "\n")
     return rounded
 
@@ -155,7 +159,7 @@ def confusion_of(
     thresholds: by name, instead of `threshold`; scores above it count. names: of category ids; None: their own. Crowds and what is
     difficult are no objects, and a detection of their class that lies in one by more than `iou` of its area is none either.
     """
-    names = names or {entry["id"]: str(entry["name"]) for entry in dataset.categories}
+    names = names or dataset.names
     index = {key: i for i, key in enumerate(names)}
     size = len(names)
     counts = np.zeros((size + 1, size + 1), np.int64)

@@ -52,10 +52,7 @@ def _share(value: float | None) -> str:
 
 def _classes(report: EvalReport, curves: Mapping[str, ClassCurve]) -> str:
     """AP, and the threshold of best F1 with what it gives."""
-    by_name = {str(name): value for name, value in report.per_class.items()}
-    categories = (
-        {} if report.dataset is None else {report.names[entry["id"]]: str(entry["name"]) for entry in report.dataset.categories}
-    )
+    categories = {} if report.dataset is None else {report.names[key]: name for key, name in report.dataset.names.items()}
     rows = []
     for name, curve in sorted(curves.items()):
         index = curve.best()
@@ -64,7 +61,7 @@ def _classes(report: EvalReport, curves: Mapping[str, ClassCurve]) -> str:
             figures = [
                 f"{value:.3f}" for value in (curve.threshold(index), curve.f1[index], curve.precision[index], curve.recall[index])
             ]
-        rows.append([name, str(curve.objects), _share(by_name.get(categories.get(name, name))), *figures])
+        rows.append([name, str(curve.objects), _share(report.per_class.get(categories.get(name, name))), *figures])
     head = ("class", "objects", "AP", "threshold of best F1", "F1", "precision", "recall")
     return html_table(head, rows, right=range(1, 7))
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..data.draw import draw_detections
-from ..data.figure import COLOURS, new_figure, save_figure
+from ..data.figure import COLOURS, label_text, new_figure, save_figure
 from .coco import EvalReport
 from .curves import Confusion, Difference
 from .worst import ShownImage, lost_images, worst_images
@@ -74,7 +73,7 @@ def _curves(ax: Any, report: EvalReport) -> None:
             color=colour,
             linestyle=_LINES[number % len(_LINES)],
             linewidth=1.6,
-            label=textwrap.shorten(name, 24),
+            label=label_text(name, 24),
         )
         if (index := curve.best()) is not None:
             ax.plot(curve.recall[index], curve.precision[index], marker="o", color=colour, markersize=6)
@@ -82,7 +81,8 @@ def _curves(ax: Any, report: EvalReport) -> None:
     ax.set_title(f"precision by recall at an IoU of 0.5; dot: best F1{more}", fontsize=9)
     ax.set(xlabel="recall", ylabel="precision", xlim=(0, 1.02), ylim=(0, 1.02))
     ax.grid(alpha=0.3)
-    ax.legend(fontsize=7, loc="upper right")
+    if ordered:
+        ax.legend(fontsize=7, loc="upper right")
 
 
 def _confusions(ax: Any, found: Confusion) -> None:
@@ -98,7 +98,7 @@ def _confusions(ax: Any, found: Confusion) -> None:
     for (i, j), count in np.ndenumerate(part):
         if count:
             ax.text(j, i, str(count), ha="center", va="center", fontsize=7, color="white" if count > total[i, 0] / 2 else "black")
-    names = [textwrap.shorten(found.names[i], 18, placeholder="...") for i in shown]
+    names = [label_text(found.names[i], 18) for i in shown]
     ax.set_xticks(range(len(shown)), names, rotation=45, ha="right", fontsize=7)
     ax.set_yticks(range(len(shown)), names, fontsize=7)
     more = f"; {_CLASSES} of {len(used)} classes" if len(used) > _CLASSES else ""
@@ -111,7 +111,7 @@ def _difference(ax: Any, other: str, found: Difference) -> None:
     values: Sequence[tuple[str, float]] = [item for item in found.images.items() if item[1]]
     half = _BARS // 2
     ends = [*values[:half], *values[-half:]] if len(values) > _BARS else values
-    rows = [("all images", found.difference), *((textwrap.shorten(name, 26, placeholder="..."), v) for name, v in ends)]
+    rows = [("all images", found.difference), *((label_text(name, 26), v) for name, v in ends)]
     colours = ["#000000", *(COLOURS[1] if value < 0 else COLOURS[0] for _, value in rows[1:])]
     places = list(range(len(rows)))  # names of images may be equal after they are cut
     ax.barh(places, [value for _, value in rows], 0.7, color=colours)
@@ -121,5 +121,5 @@ def _difference(ax: Any, other: str, found: Difference) -> None:
     ax.invert_yaxis()
     ax.axvline(0, color="black", linewidth=0.8)
     ax.grid(alpha=0.3, axis="x")
-    ax.set_title(f"AP less that of {textwrap.shorten(other, 30, placeholder='...')}; bar: 95 % interval", fontsize=9)
+    ax.set_title(f"AP less that of {label_text(other, 30)}; bar: 95 % interval", fontsize=9)
     ax.set(xlabel="difference of AP")
