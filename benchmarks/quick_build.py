@@ -2,14 +2,11 @@
 
     python benchmarks/quick_build.py build BUNDLE --target tensorrt --batch 1
 
-DEVICE_ATTRIBUTES names the library of device_attributes.c, which builds beside each other need on some drivers. NVRTC_CACHE names
-that of nvrtc_cache.c and NVRTC_CACHE_FOLDER where it keeps compiled kernels, for the builds of a host to share. BUILDER_LOG names a
-file for every message of the builder, each behind the seconds since its start: what it times, and where it hangs.
+BUILDER_LOG names a file for every message of the builder, each behind the seconds since its start: what it times, and where it hangs.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 import time
@@ -20,16 +17,9 @@ from detrt.backends.tensorrt import bindings, build, worker
 WORKER = "--worker"
 
 
-def install(variable: str, *arguments: bytes) -> None:
-    """Install the library that the environment variable names, if it is set."""
-    library = os.environ.get(variable)
-    if library and (code := ctypes.CDLL(library).install(*arguments)):
-        raise RuntimeError(f"{library} could not be installed: it returned {code}, see its source")
-
-
 def hurry() -> None:
     """Change the builder of this process."""
-    configure, capability = worker._builder_config, worker._sms_of_this_gpu
+    configure = worker._builder_config
 
     def once(*arguments: Any) -> Any:
         config = configure(*arguments)
@@ -38,13 +28,7 @@ def hurry() -> None:
                 setattr(config, name, 1)
         return config
 
-    def with_table(*arguments: Any) -> tuple[int, ...]:
-        found = capability(*arguments)  # initialises CUDA
-        install("DEVICE_ATTRIBUTES", b"libcuda.so.1", b"cuDeviceGetAttribute")
-        install("NVRTC_CACHE", b"libnvinfer.so.8", os.environ.get("NVRTC_CACHE_FOLDER", "nvrtc-cache").encode())
-        return found
-
-    worker._builder_config, worker._sms_of_this_gpu = once, with_table
+    worker._builder_config = once
 
 
 def log_to(path: str) -> None:

@@ -1,7 +1,7 @@
 """Small calls of the deformable attention kernel, for a memory checker, which runs them a hundred times slower:
 
-compute-sanitizer --tool memcheck python benchmarks/sanitize_msda.py
-compute-sanitizer --tool racecheck python benchmarks/sanitize_msda.py plain
+compute-sanitizer --tool memcheck python tests/gpu/sanitize_msda.py
+compute-sanitizer --tool racecheck python tests/gpu/sanitize_msda.py plain
 """
 
 from __future__ import annotations
