@@ -21,6 +21,7 @@ from .checkpoints import timm
 from .checks import check_channels, check_finite
 from .families import BY_NAME, MASK_CLASS, TESTED, Family, by_model_type, first_example, processors, upstreams
 from .labels import read_labels
+from .load_options import LoadOptions
 from .preprocessor import read_input_spec, read_processor
 from .source import (
     auto_class,
@@ -74,24 +75,13 @@ def download(name: str, revision: str | None, *, trust_remote_code: bool) -> Pat
         raise SourceError(f"'{name}' cannot be downloaded: {error}") from None
 
 
-def load_folder(
-    folder: Path,
-    ref: str,
-    *,
-    trust_remote_code: bool = False,
-    labels: Path | str | None = None,
-    labels_start: int | None = None,
-    family: str | None = None,
-    tokenizer: Path | str | None = None,
-    resize: str | None = None,
-    preprocess: str | None = None,
-) -> Source:
-    """Load a folder in transformers format. See `load_source` for the arguments and errors."""
+def load_folder(folder: Path, ref: str, options: LoadOptions) -> Source:
+    """Load a folder in transformers format. Raises what `load_source` does."""
     from .source import Source
     from .text import read_tokenizer
 
     config = read_config(folder)
-    trust_remote_code = trust_remote_code or trust.is_allowed()
+    trust_remote_code, family = options.trust_remote_code or trust.is_allowed(), options.family
     rows = by_model_type()
     row = rows.get(config["model_type"])
     upstream = row.upstream if row is not None else None
@@ -131,12 +121,12 @@ def load_folder(
         )
     if why := why_unsupported(row):
         raise SourceError(f"'{ref}' {why}")
-    refuse_text_choices(row, labels, tokenizer, labels_start)
-    if labels_start is not None and labels is None:
+    refuse_text_choices(row, options)
+    if options.labels_start is not None and options.labels is None:
         raise SourceError(
-            f"`labels_start={labels_start}` needs `labels=FILE`: the config.json of '{ref}' says the id of each class"
+            f"`labels_start={options.labels_start}` needs `labels=FILE`: the config.json of '{ref}' says the id of each class"
         )
-    words = read_tokenizer(tokenizer, folder, ref) if row.text else None  # before seconds of loading
+    words = read_tokenizer(options.tokenizer, folder, ref) if row.text else None  # before seconds of loading
     with _without_adapter(folder, ref, row) as (plain, notes):
         module, ignored = _load_module(
             plain, ref, row, config, trust_remote_code=trust_remote_code and not published, published=published
@@ -150,12 +140,12 @@ def load_folder(
     notes += (*_note_on_ignored(ignored), *_anchors_of_every_size(module.config))
     if model_type in row.inside:
         notes += (f"it has model_type {model_type!r}: its detector is read, its tracker of videos is not",)
-    entry = read_input_spec(folder, row, module.config, resize=resize, preprocess=preprocess, ref=ref)
+    entry = read_input_spec(folder, row, module.config, resize=options.resize, preprocess=options.preprocess, ref=ref)
     notes += row.loaded(module, entry, ref) if row.loaded is not None else _notes_on_pixels(entry)
     if words is not None:
         spec = text_spec(row, module, entry, words, ref)
     else:
-        names = read_labels(labels, int(module.config.num_labels), labels_start) if labels else None
+        names = read_labels(options.labels, int(module.config.num_labels), options.labels_start) if options.labels else None
         spec = make_spec(row, module, entry, names)
     origin = AUTHORS if published else OWN if "auto_map" in config else TRANSFORMERS
     spec = replace(spec, name=ref.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1], origin=origin)
@@ -166,7 +156,7 @@ def load_folder(
         versions=versions(),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
-    found = read_processor(folder) if resize is None and preprocess is None else None
+    found = read_processor(folder) if options.resize is None and options.preprocess is None else None
     return Source(module, spec, row, provenance, notes=notes, tokenizer=words, processor=found[0] if found else None)
 
 
@@ -201,16 +191,16 @@ def _anchors_of_every_size(config: Any) -> tuple[str, ...]:
     )
 
 
-def refuse_text_choices(
-    family: Family, labels: Path | str | None, tokenizer: Path | str | None, labels_start: int | None = None
-) -> None:
+def refuse_text_choices(family: Family, options: LoadOptions) -> None:
     """Raise SourceError for labels of a prompted family, and for a tokenizer of one with fixed classes."""
-    if family.text and labels_start is not None:
-        raise SourceError(f"`labels_start={labels_start}` cannot be given for {family.title}: it finds what a prompt asks for")
-    if family.text and labels is not None:
-        raise SourceError(f"`labels='{labels}'` cannot be given for {family.title}: it finds what a prompt asks for")
-    if not family.text and tokenizer is not None:
-        raise SourceError(f"`tokenizer='{tokenizer}'` cannot be given for {family.title}, which takes no prompt")
+    if family.text and options.labels_start is not None:
+        raise SourceError(
+            f"`labels_start={options.labels_start}` cannot be given for {family.title}: it finds what a prompt asks for"
+        )
+    if family.text and options.labels is not None:
+        raise SourceError(f"`labels='{options.labels}'` cannot be given for {family.title}: it finds what a prompt asks for")
+    if not family.text and options.tokenizer is not None:
+        raise SourceError(f"`tokenizer='{options.tokenizer}'` cannot be given for {family.title}, which takes no prompt")
 
 
 def _remote_code(auto_map: Any) -> list[str]:

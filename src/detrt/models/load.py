@@ -69,32 +69,14 @@ def load_source(ref: str, options: LoadOptions | None = None, **changes: Unpack[
     if ref.startswith("random:"):
         from .random import load_random
 
-        source = load_random(ref, labels=options.labels, labels_start=options.labels_start, tokenizer=options.tokenizer)
+        source = load_random(ref, options)
     elif ref.startswith("ckpt:"):
-        source = load_checkpoint(
-            ref,
-            family=options.family,
-            labels=options.labels,
-            labels_start=options.labels_start,
-            tokenizer=options.tokenizer,
-            assume=options.assume,
-            queries=options.queries,
-        )
+        source = load_checkpoint(ref, options)
     else:
         from .hub import load_folder
 
         folder, origin = _folder_of(ref, options)
-        source = load_folder(
-            folder,
-            ref,
-            trust_remote_code=options.trust_remote_code,
-            labels=options.labels,
-            labels_start=options.labels_start,
-            family=options.family,
-            tokenizer=options.tokenizer,
-            resize=options.resize,
-            preprocess=options.preprocess,
-        )
+        source = load_folder(folder, ref, options)
         source = replace(source, provenance=replace(source.provenance, source=origin))
     if options.no_masks:
         source = without_masks(source)
@@ -183,21 +165,8 @@ def formats_of(family: str) -> list[str]:
     return [title for one in BY_NAME[family].formats for title in one.titles]
 
 
-def load_checkpoint(
-    ref: str,
-    *,
-    family: str | None = None,
-    labels: Path | str | None = None,
-    labels_start: int | None = None,
-    tokenizer: Path | str | None = None,
-    assume: str | None = None,
-    queries: int | None = None,
-) -> Source:
+def load_checkpoint(ref: str, options: LoadOptions) -> Source:
     """Load `ckpt:FILE`, a checkpoint file as its authors publish it.
-
-    Args:
-        family: one of `family_names()` instead of the one that the keys tell.
-        labels_start, assume, queries: see `LoadOptions`.
 
     Raises:
         SourceError: see `state_file.read_state`; an unknown or wrong family; keys that do not fit; a number
@@ -212,7 +181,7 @@ def load_checkpoint(
     from .text import read_tokenizer, text_spec
 
     require_transformers()
-    path = Path(ref.removeprefix("ckpt:")).expanduser()
+    path, family = Path(ref.removeprefix("ckpt:")).expanduser(), options.family
     if family is not None and family not in formats():
         raise SourceError(f"there is no family {family!r} for checkpoint files; `family` takes: {', '.join(formats())}")
     file = read_state(path, ref, tells)
@@ -221,16 +190,17 @@ def load_checkpoint(
     if why := why_unsupported(known):
         raise SourceError(f"'{ref}' {why}")
     # Before seconds of building a model, not after them.
-    refuse_text_choices(known, labels, tokenizer, labels_start)
-    words = read_tokenizer(tokenizer, None, ref) if known.text else None
-    stated = parse_assumed(assume) if assume is not None else {}
-    module, row, report = load(file.tensors, variant, file.args, ref, stated=stated, queries=queries)
+    refuse_text_choices(known, options)
+    words = read_tokenizer(options.tokenizer, None, ref) if known.text else None
+    stated = parse_assumed(options.assume) if options.assume is not None else {}
+    module, row, report = load(file.tensors, variant, file.args, ref, stated=stated, queries=options.queries)
     check_channels(module, ref)
     report.weights = file.weights
     report.notes += file.notes
     if words is None:
-        first = names_start(variant, file) if labels_start is None and labels is None else labels_start
-        spec = spec_of(module, row, report, labels=labels, stored=file.labels, first=first, ref=ref)
+        told = options.labels_start is not None or options.labels is not None
+        first = options.labels_start if told else names_start(variant, file)
+        spec = spec_of(module, row, report, labels=options.labels, stored=file.labels, first=first, ref=ref)
     else:
         row.made(module)
         spec = text_spec(row, module, read_input_spec(None, row, module.config), words, ref)

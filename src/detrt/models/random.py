@@ -13,7 +13,6 @@ from __future__ import annotations
 import inspect
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,14 +23,13 @@ from .families import Family, RandomModel, random_models
 from .families.sizes import TINY_VOCABULARY
 from .hub import refuse_text_choices
 from .labels import labels_for, read_labels
+from .load_options import LoadOptions
 from .preprocessor import authors_input
 from .source import Source, auto_class, make_spec, versions, why_unsupported
 from .text import bert_tokenizer, library, read_tokenizer, text_spec
 
 
-def load_random(
-    ref: str, *, labels: Path | str | None = None, labels_start: int | None = None, tokenizer: Path | str | None = None
-) -> Source:
+def load_random(ref: str, options: LoadOptions = LoadOptions()) -> Source:  # noqa: B008 - frozen
     """A Source for `random:<name>` or `random:<name>/tiny`.
 
     Raises:
@@ -47,18 +45,17 @@ def load_random(
     if why := why_unsupported(family):
         raise SourceError(f"'{ref}' {why}")
     family = replace(family, **model.row) if model.row else family
-    refuse_text_choices(family, labels, tokenizer, labels_start)
-    if labels_start is not None and labels is None:
-        raise SourceError(f"`labels_start={labels_start}` needs `labels=FILE`: '{ref}' has a name for each class")
+    refuse_text_choices(family, options)
+    if options.labels_start is not None and options.labels is None:
+        raise SourceError(f"`labels_start={options.labels_start}` needs `labels=FILE`: '{ref}' has a name for each class")
     module, words = build_model(family, model, tiny=size == "tiny"), None
     if family.text:
-        words = (
-            read_tokenizer(tokenizer, None, ref) if tokenizer is not None else small_tokenizer(family, module.config.text_config)
-        )
+        given = options.tokenizer
+        words = small_tokenizer(family, module.config.text_config) if given is None else read_tokenizer(given, None, ref)
         spec = text_spec(family, module, authors_input(family, module), words, ref)
     else:
         classes = int(module.config.num_labels)
-        names = read_labels(labels, classes, labels_start) if labels else None
+        names = read_labels(options.labels, classes, options.labels_start) if options.labels else None
         if names is None and not hasattr(module.config, "id2label"):
             names = labels_for(classes) or {i: str(i) for i in range(classes)}
         spec = make_spec(family, module, authors_input(family, module), names)
