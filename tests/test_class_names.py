@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from onnx_models import make_spec
 
-from detrt.class_names import parse_class_thresholds, shared_names, split_classes
+from detrt.class_names import class_thresholds, parse_class_thresholds, shared_names, split_classes
 from detrt.errors import SpecError
 
 TABLE = json.loads((Path(__file__).parent / "data" / "class_names.json").read_text("utf-8"))["cases"]
@@ -88,6 +88,10 @@ def test_wrong_thresholds_are_refused(text):
 def test_a_threshold_is_a_score(score):
     with pytest.raises(SpecError, match="0 to 1"):
         spec_of({0: "dog"}, 1).class_thresholds([("dog", score)])
+
+
+def test_scores_of_numpy_are_thresholds():
+    assert class_thresholds({0: "cat"}, 1, [("cat", np.float32(0.25))]) == {0: 0.25}
 
 
 def test_names_that_are_not_unique_are_told():

@@ -141,6 +141,10 @@ def test_what_is_no_tiling(tile, overlap, word):
         make_tiling(tile, overlap)
 
 
+def test_an_overlap_of_numpy():
+    assert make_tiling(np.int64(64), np.float32(0.25)) == Tiling((64, 64), 0.25)
+
+
 def test_more_tiles_than_a_run_can_take():
     """Of an image, before any is made; the message is that of `cpp/tests/test_detector.cpp`."""
     with pytest.raises(

@@ -12,7 +12,8 @@ from pathlib import Path
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """/endless sends for ever, /slow for a second, /drip a header without end, /elsewhere leads to a file of the machine."""
+    """/endless sends for ever, /slow for a second, /drip a header without end, /elsewhere leads to a file of the machine, /circle to
+    itself, /short has less than it announces, /odd answers what is no HTTP."""
 
     def do_GET(self):
         if self.path == "/endless":
@@ -35,10 +36,17 @@ class Handler(http.server.SimpleHTTPRequestHandler):
                 while True:
                     self.wfile.write(b"x")
                     time.sleep(0.05)
-        elif self.path == "/elsewhere":
+        elif self.path in ("/elsewhere", "/circle"):
             self.send_response(302)
-            self.send_header("Location", "file:///etc/hostname")
+            self.send_header("Location", "file:///etc/hostname?token=s3cret" if self.path == "/elsewhere" else "/circle")
             self.end_headers()
+        elif self.path == "/short":
+            self.send_response(200)
+            self.send_header("Content-Length", "100")
+            self.end_headers()
+            self.wfile.write(b"x" * 60)
+        elif self.path == "/odd":
+            self.wfile.write(b"\x1b[2Jhello\r\n\r\n")
         else:
             super().do_GET()
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ImageError
 from ..spec import parse_size
 from ..system import IMAGE_DECODERS
 
@@ -102,8 +102,13 @@ def is_tensor(value: Any) -> bool:
 
 
 def read_open_file(file: Any) -> bytes:
-    """The content of an open file. Raises ArgumentError where it is text."""
-    data = file.read()
+    """The content of an open file. Raises ArgumentError where it is text, ImageError where it cannot be read."""
+    try:
+        data = file.read()
+    except UnicodeDecodeError:
+        data = ""
+    except (OSError, ValueError) as error:  # ValueError: it is closed
+        raise ImageError(f"the open file {getattr(file, 'name', file)!r} cannot be read: {error}") from None
     if not isinstance(data, bytes):
         raise refuse("an image file", "opened in binary mode, as open(path, 'rb')", file)
     return data

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
-from ..errors import ImageError
+from ..errors import ImageError, one_line
 from .addresses import is_web_address, without_secrets
 from .arguments import is_tensor, read_open_file
 from .images import VIDEO_SUFFIXES, ImageSource, Input, expand_inputs, load_image
@@ -112,8 +112,15 @@ def _fetched(address: str, name: str, max_bytes: int, timeout_s: float) -> bytes
                     raise ImageError(f"'{name}' is larger than {max_bytes} bytes; download it first, and give the file")
                 if time.monotonic() > until:
                     raise _too_slow(name, timeout_s)
+            if answer.length:  # what was announced and did not come
+                raise ImageError(
+                    f"'{name}' broke off after {size} of {size + answer.length} bytes; try again, or download it first"
+                )
     except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: no host in it
-        why = getattr(error, "reason", None) or error
+        code = getattr(error, "code", "")
+        why = one_line(f"{code} {getattr(error, 'reason', None) or error}", 200)
+        if code in range(300, 400):  # not the reason, which shows the other address
+            why = f"{code}, and it leads to no http or https address, or in a circle"
         raise ImageError(f"'{name}' cannot be fetched: {why}; check the address, or download it first") from None
     return b"".join(parts)
 
@@ -192,6 +199,8 @@ def tensor_pixels(tensor: Any) -> Any:
         ImageError: another shape, type or range.
     """
     pixels = tensor.detach()
+    if (form := "without values (meta)" if pixels.is_meta else str(pixels.layout).removeprefix("torch.")) != "strided":
+        raise ImageError(f"a tensor of an image is dense, with a value for each pixel; got one that is {form}")
     shape = tuple(pixels.shape)
     if pixels.ndim == 3 and shape[0] in _CHANNELS and (shape[2] not in _CHANNELS or shape[0] == 3):
         pixels = pixels.permute(1, 2, 0)
