@@ -6,10 +6,12 @@ import codecs
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from onnx_models import make_spec
 
 from detrt import bundle, files
 from detrt.data.coco import load_coco
@@ -129,6 +131,7 @@ MARKED = {
     "quoted": '"cat"\n"dog"\n"bird"',
     "quoted for Python": "'cat',\n'dog',\n'bird'",
     "commas": "cat,\ndog,\nbird",
+    "JSON": '{"id": 0, "name": "cat"}\n{"id": 1, "name": "dog"}\n{"id": 2, "name": "bird"}',
 }
 PLAIN = {
     "digits": "0\n1\n2",
@@ -151,7 +154,7 @@ PLAIN = {
 def test_lists_with_numbers_or_marks_at_every_name_are_refused(tmp_path: Path, how: str, read: Callable[[Path], Any]) -> None:
     path = tmp_path / "names.txt"
     path.write_text(MARKED[how])
-    with pytest.raises(DetrtError, match=r"names\.txt' has (a|quotation) .* at every name; write the names alone"):
+    with pytest.raises(DetrtError, match=r"names\.txt' has (a|an|quotation) .* at every name; write the names alone"):
         read(path)
 
 
@@ -162,6 +165,58 @@ def test_names_may_hold_numbers_and_marks(tmp_path: Path, how: str) -> None:
     names = PLAIN[how].split("\n")
     assert read_labels(path, len(names)) == dict(enumerate(names))
     assert read_class_file(path) == names
+
+
+OTHER_FORMATS = {
+    "ids.csv": "id,name\n0,cat\n1,dog",
+    "names.csv": "name\ncat\ndog",
+    "names.tsv": "0\tcat\n1\tdog\n2\tbird",
+    "map.pbtxt": "item {\n  id: 1\n}",
+    "labels.jsonl": '{"id": 0}\n{"id": 1}\n{"id": 2}',
+    "obj.data": "classes = 3\ntrain = train.txt\nnames = obj.names",
+    "labels.xml": "<View>\n<Label/>\n</View>",
+    "names.toml": "a = 1\nb = 2\nc = 3",
+    "classes.py": "CLASSES = (\n'cat',\n)",
+    "comment.txt": "# classes\ncat\ndog",
+    "cvat.txt": "# label:color_rgb:parts:actions\nbackground:0,0,0::\ncat:1,2,3::",
+}
+
+
+@pytest.mark.parametrize("name", OTHER_FORMATS)
+@pytest.mark.parametrize("read", [lambda p: read_labels(p, 3), read_class_file], ids=["labels", "classes"])
+def test_lists_of_another_format_are_refused_where_the_number_of_lines_fits(
+    tmp_path: Path, name: str, read: Callable[[Path], Any]
+) -> None:
+    path = tmp_path / name
+    path.write_text(OTHER_FORMATS[name])
+    with pytest.raises(DetrtError, match="give a text file with the names alone|begins with a comment"):
+        read(path)
+
+
+@pytest.mark.parametrize("name", ["cat\nx", "cat\0", "a\tb", "\x1b[31mred", "\ud800"])
+def test_a_name_is_one_line_of_text(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "names.json"
+    path.write_text(json.dumps([name, "dog"]))
+    with pytest.raises(DetrtError, match="the name of class 0 must be one line of text"):
+        replace(make_spec(), labels=read_labels(path, 2))
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.yaml"])
+def test_an_id_is_named_once(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("yaml")
+    (tmp_path / name).write_text('{"names": {"0": "cat", "0": "dog", "1": "bird"}}')
+    with pytest.raises(DetrtError, match="it has the key '0' twice"):
+        read_labels(tmp_path / name, 2)
+
+
+def test_words_of_yaml_are_names_as_they_are_written(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    words = ["yes", "Off", "010", "0x1F", "1e3", "12:30", "2001-01-01", "1_000", ".inf", "true"]
+    path = tmp_path / "data.yaml"
+    path.write_text("names: [" + ", ".join(words) + "]\n")
+    assert read_labels(path, len(words)) == dict(enumerate(words))
+    path.write_text("base: &base {0: cat, 1: dog}\nnames: {<<: *base, 1: cow}\n")
+    assert read_labels(path, 2) == {0: "cat", 1: "cow"}
 
 
 def test_names_with_rising_numbers_are_read_from_a_list(tmp_path: Path) -> None:
@@ -185,7 +240,21 @@ NAME_FILES = {
     "data.yaml": "path: .\nnc: 3\nnames: [cat, dog, bird]\n",
     "data.yml": "train: images\nval: images\nnames:\n  0: cat\n  1: dog\n  2: bird\n",
     "list.yaml": "- cat\n- dog\n- bird\n",
+    "label2id.json": json.dumps({"label2id": {"cat": 0, "dog": 1, "bird": 2}}),
+    "by_name.json": json.dumps({"bird": 2, "cat": 0, "dog": 1}),
+    "class_names.json": json.dumps({"class_names": ["cat", "dog", "bird"]}),
+    "spaces.json": json.dumps([" cat", "dog ", "bird"]),
 }
+
+
+def test_names_of_digits_are_told_from_ids_by_their_key(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({"label2id": {"1": 0, "2": 1, "0": 2}}))
+    assert read_labels(tmp_path / "a.json", 3) == {0: "1", 1: "2", 2: "0"}
+
+
+def test_a_name_without_letters_leaves_its_id_free(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(["cat", " ", "bird"]))
+    assert read_labels(tmp_path / "a.json", 3) == {0: "cat", 2: "bird"} and count_labels(tmp_path / "a.json") == 3
 
 
 @pytest.mark.parametrize("name", NAME_FILES)
@@ -201,15 +270,14 @@ def test_class_names_are_read_from_the_files_that_have_them(name: str, tmp_path:
     [
         ("a.json", '{"0": null, "1": "dog", "2": "bird"}', "must hold names as a list or as an object of id to name"),
         ("a.json", '[["cat"], "dog", "bird"]', "must hold names"),
-        ("a.json", '{"cat": 0, "dog": 1, "bird": 2}', "must hold names"),
+        ("a.json", '{"cat": 0, "dog": 0, "bird": 2}', "an id twice"),
         ("a.json", '{"0.0": "cat"}', "must hold names"),
         ("a.json", "[true, false, true]", "must hold names"),
         ("a.json", '{"images": []}', "must hold names"),
-        ("a.json", '{"0": "cat", " 0": "dog", "2": "bird"}', "names an id twice"),
+        ("a.json", '{"0": "cat", " 0": "dog", "2": "bird"}', "an id twice"),
         ("a.json", "3", "must hold names"),
         ("a.yaml", "nc: 3\nval: images\ntrain: images\n", "must hold names"),
         ("a.yaml", "names: [cat\n", "is not YAML"),
-        ("a.yaml", "names: [cat, dog, 2001-99-99]\n", "is not YAML"),
         ("a.yaml", "[" * 20000, "is not YAML"),
         ("gone.yaml", None, "there is no labels file"),
     ],

@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from .errors import DetrtError, MissingPackageError, OutputError, SpecError, one_line
 
@@ -104,16 +104,24 @@ def read_names(
     """`read_lines` of a list of names. advice: where the marks that are refused belong to the names.
 
     Raises:
-        DetrtError: also for lines that all have a rising number in front, a dash, quotation marks or a comma behind, as other formats
-            of lists have.
+        DetrtError: also for a file of another format by its suffix, for a comment in the first line, and for lines that all have a rising
+            number in front, a dash, quotation marks or a comma behind, or are JSON, as other formats of lists have.
     """
+    if (suffix := Path(path).suffix.lower()) in _NO_LISTS:
+        raise error(f"the {what} '{path}' is a file {suffix}; give a text file with the names alone, one per line")
     lines = read_lines(path, what, error, most=most)
+    if lines and re.match(r"#\s*[a-z]", lines[0], re.IGNORECASE):
+        raise error(f"the {what} '{path}' begins with a comment ({one_line(lines[0], 40)!r}); remove it: every line is a name")
     if marks := _marks([line for line in lines if line]):
         raise error(
             f"the {what} '{path}' has {marks} at every name; write the names alone, one per line"
             + (f"; {advice}" if advice else "")
         )
     return lines
+
+
+# Suffixes of files that name classes beside other things.
+_NO_LISTS = (".csv", ".tsv", ".jsonl", ".ndjson", ".pbtxt", ".xml", ".toml", ".ini", ".cfg", ".data", ".py", ".html", ".md")
 
 
 def _marks(lines: list[str]) -> str:
@@ -128,20 +136,28 @@ def _marks(lines: list[str]) -> str:
         return f"a dash ({one_line(lines[0], 40)!r})"
     if all(line.rstrip(",")[:1] in tuple("\"'") and line.rstrip(",")[-1] == line[0] for line in lines):
         return f"quotation marks ({one_line(lines[0], 40)})"
+    if all(line.startswith("{") and line.endswith("}") for line in lines):
+        return f"an object of JSON ({one_line(lines[0], 40)})"
     return f"a comma ({one_line(lines[0], 40)!r})" if all(line.endswith(",") for line in lines[:-1]) else ""
 
 
 def read_json(
-    path: Path | str | os.PathLike, what: str, error: type[DetrtError] = SpecError, *, most: int = _LONGEST_JSON, advice: str = ""
+    path: Path | str | os.PathLike,
+    what: str,
+    error: type[DetrtError] = SpecError,
+    *,
+    most: int = _LONGEST_JSON,
+    advice: str = "",
+    unique: bool = False,
 ) -> Any:
-    """The value in a JSON file, in the encodings of `read_text`; `most` and `advice` as there.
+    """The value in a JSON file, in the encodings of `read_text`; `most` and `advice` as there. unique: a key that is there twice is an error.
 
     Raises:
         DetrtError: of the kind `error`: missing, not text, not JSON, or nested too deeply.
     """
     text = read_text(path, what, error, most=most, advice=advice)
     try:
-        return parse_json(text)
+        return parse_json(text, unique=unique)
     except ValueError as failure:
         raise error(f"the {what} '{path}' cannot be read as JSON: {failure}" + (f"; {advice}" if advice else "")) from None
 
@@ -150,6 +166,8 @@ def read_yaml(
     path: Path | str | os.PathLike, what: str, error: type[DetrtError] = SpecError, *, extra: str, advice: str = ""
 ) -> Any:
     """The value in a YAML file, in the encodings of `read_text`. extra: of detrt, which brings PyYAML.
+
+    Numbers, dates, yes and no are text as it is written: YAML would read the names 010 and 12:30 as 8 and 750.
 
     Raises:
         DetrtError: of the kind `error`: missing, not text, or not YAML. MissingPackageError: no PyYAML.
@@ -160,11 +178,37 @@ def read_yaml(
         raise MissingPackageError("yaml", extra, f"reading '{path}'") from None
     text = read_text(path, what, error, advice=advice)
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _as_written(yaml))
     except RecursionError:
         raise error(f"the {what} '{path}' is not YAML that can be read: it is nested too deeply") from None
-    except (yaml.YAMLError, ValueError) as failure:  # ValueError: a date that does not exist
+    except (yaml.YAMLError, ValueError) as failure:
         raise error(f"the {what} '{path}' is not YAML: {' '.join(str(failure).split())}") from None
+
+
+def _as_written(yaml: Any) -> Any:
+    """A loader of PyYAML for which a plain word is null, the sign of a merge, or text; a key that is there twice is an error."""
+    words = ("tag:yaml.org,2002:null", "tag:yaml.org,2002:merge")
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        yaml_implicit_resolvers: ClassVar = {
+            letter: [pair for pair in pairs if pair[0] in words]
+            for letter, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            _check_unique(key.value for key, _ in node.value if isinstance(key.value, str) and key.tag != words[1])
+            return super().construct_mapping(node, deep)
+
+    return Loader
+
+
+def _check_unique(keys: Iterable[str]) -> None:
+    """Raises ValueError for a key that is there twice, of which readers take the last."""
+    seen: set[str] = set()
+    for key in keys:
+        if key in seen:
+            raise ValueError(f"it has the key {one_line(key, 40)!r} twice")
+        seen.add(key)
 
 
 _PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".tar")  # suffixes
@@ -208,14 +252,22 @@ def _of_archive(names: Sequence[str], suffix: str) -> str:
     return f"an archive of {len(names)} files ({', '.join(names[:3])}); unpack it"
 
 
-def parse_json(text: str | bytes | bytearray, *, finite: bool = False) -> Any:
-    """The value of a JSON text. Raises ValueError, also for one that is nested too deeply, and with `finite` for NaN and Infinity."""
+def parse_json(text: str | bytes | bytearray, *, finite: bool = False, unique: bool = False) -> Any:
+    """The value of a JSON text. Raises ValueError, also for one that is nested too deeply, with `finite` for NaN and Infinity, and with `unique`
+    for a key that an object has twice.
+    """
+    options: dict[str, Any] = {"object_pairs_hook": _unique_object} if unique else {}
     try:
-        return json.loads(text, parse_constant=_refuse_constant if finite else None)
+        return json.loads(text, parse_constant=_refuse_constant if finite else None, **options)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except ValueError as failure:  # of an integer with thousands of digits: then comes Python's advice
         raise ValueError(str(failure).partition(";")[0]) from None
+
+
+def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    _check_unique(key for key, _ in pairs)
+    return dict(pairs)
 
 
 def _refuse_constant(name: str) -> float:

@@ -72,6 +72,9 @@ _LATER_FIELDS = (
 _ENCODER_KEY = "tower"
 
 
+_NOT_ONE_LINE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+
+
 def _check(condition: bool, message: str) -> None:
     if not condition:
         raise SpecError(message)
@@ -386,6 +389,10 @@ class ModelSpec:
                 "give labels that belong to this checkpoint",
             )
             _check(isinstance(value, str), f"labels: the name of class {class_id} must be text; got {value!r}")
+            # Lists of names, of DeepStream and Triton, have a line for each; others cannot be written as UTF-8.
+            _check(
+                not _NOT_ONE_LINE.search(value), f"labels: the name of class {class_id} must be one line of text; got {value!r}"
+            )
             labels[class_id] = value
         object.__setattr__(self, "labels", dict(sorted(labels.items())))
 

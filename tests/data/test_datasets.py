@@ -311,10 +311,9 @@ def test_a_turned_image_has_the_size_that_is_shown(tmp_path):
         ("labels/val/a.txt", "0 0.5 0.5 -0.1 0.1\n", "outside of the image"),
         ("labels/val/a.txt", "0 0.1 0.1 0.5 0.1 0.5 1.2\n", "outside of the image"),
         ("labels/val/a.txt", "0 -0.2 0.5 0.1 0.1\n", "outside of the image"),
-        ("data.yaml", "val: images/val\nnames: [yes, no, cat]\n", "the name of class 0 is True, not text; write it with quotes"),
         ("data.yaml", "val: images/val\nnames: [cat, null]\n", "the name of class 1 is None"),
         ("data.yaml", "val: images/val\nnames: [[cat], dog]\n", "the name of class 0 is"),
-        ("data.yaml", "val: images/val\nnames: [cat]\nday: 2001-99-99\n", "not YAML"),
+        ("data.yaml", "val: images/val\nnames: [cat]\nnames: [dog]\n", "not YAML: it has the key 'names' twice"),
         ("images/val/a.png", "x", "cannot be read as an image"),
     ],
 )

@@ -38,7 +38,6 @@ OTHER_MEANINGS = {
     ("data/scenes/phrases.py", "classes"),
     ("data/scenes/scene.py", "classes"),
     ("jobs/ray/job.py", "phrases"),
-    ("models/labels.py", "names"),
     ("models/load.py", "phrases"),
 }
 # What labels a box, models inside detrt, where a name is found instead, and help of an option.

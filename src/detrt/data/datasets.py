@@ -156,9 +156,9 @@ def _yolo(file: Path, part: str, annotations: bool) -> CocoDataset:
     if not isinstance(names, Mapping) or not names or not all(type(key) is int for key in names):
         raise ImageError(f"'{file}' has no `names`, a list of class names or numbers with names; got {reprlib.repr(names)[:80]}")
     for key, name in names.items():
-        if isinstance(name, bool) or not isinstance(name, (str, int, float)):
+        if not isinstance(name, str):
             raise ImageError(
-                f"'{file}': the name of class {key} is {reprlib.repr(name)[:80]}, not text; write it with quotes, such as \"yes\""
+                f"'{file}': the name of class {key} is {reprlib.repr(name)[:80]}, not text; write it with quotes, such as \"null\""
             )
     entries = [name for name in _wanted(part) if settings.get(name)]
     if not entries:

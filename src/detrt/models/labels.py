@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from .. import files
 from ..errors import SourceError, SpecError, one_line
@@ -136,30 +137,68 @@ def _named(path: Path | str) -> tuple[dict[int, str], int | None]:
     if path.suffix.lower() in (".yaml", ".yml"):
         data = files.read_yaml(path, "labels file", extra="export")
     elif path.suffix.lower() == ".json":
-        data = files.read_json(path, "labels file")
+        data = files.read_json(path, "labels file", unique=True)
     else:
         lines = files.read_names(path, "labels file", advice=_AS_JSON)
         return {number: line for number, line in enumerate(lines) if line}, len(lines)
     if isinstance(data, dict):  # a file of a data set or a model, which has more than its class names
-        data = next((data[key] for key in ("names", "id2label", "categories") if key in data), data)
-    if isinstance(data, list) and data and all(isinstance(one, dict) and {"id", "name"} <= set(one) for one in data):
-        data = {one["id"]: one["name"] for one in data}
-    named = data if isinstance(data, dict) else dict(enumerate(data)) if isinstance(data, list) else {}
-    wrong = [(key, name) for key, name in named.items() if not (_is_name(name) and re.fullmatch(r"-?\d{1,9}", str(key).strip()))]
-    if not named or wrong:
-        got = "no names" if isinstance(data, (dict, list)) else type(data).__name__
-        if wrong:
-            got = "the name {1!r} of id {0!r}".format(*wrong[0])
+        data = next(stored_names(data), data)
+    try:
+        found = names_in(data)
+    except ValueError as error:
         raise SpecError(
             f"labels file '{path}' must hold names as a list or as an object of id to name, alone or as \"names\" (YOLO data.yaml), "
-            f'"id2label" (config.json) or "categories" (COCO); got {one_line(got, 100)}'
-        )
-    found = {int(key): str(name) for key, name in named.items()}
-    if len(found) < len(named):
-        raise SpecError(f"labels file '{path}' names an id twice")
-    return found, None if isinstance(data, dict) else len(found)
+            f'"id2label" (config.json), "categories" (COCO) or one of {", ".join(NAME_KEYS)}; got {one_line(str(error), 100)}'
+        ) from None
+    named = dict(found) if isinstance(found, Mapping) else dict(enumerate(found))
+    count = len(named) if isinstance(data, list) else None
+    return {key: name for key, name in named.items() if name}, count
 
 
+# Keys under which files have their class names, the first counts most; and those of which the names are keys, and ids the values.
+NAME_KEYS = ("classes", "CLASSES", "class_names", "names", "id2label", "class_to_idx", "label2id", "labels", "categories")
+_BY_NAME = ("class_to_idx", "label2id")
+
+
+def stored_names(data: Mapping[Any, Any]) -> Iterator[Any]:
+    """What a file of a model or a data set has as class names, for `names_in`."""
+    for key in NAME_KEYS:
+        value = data.get(key)
+        if key in _BY_NAME and isinstance(value, Mapping) and all(type(number) is int for number in value.values()):
+            value = {number: name for name, number in value.items()}
+        if value is not None:
+            yield value
+
+
+def names_in(value: object) -> Mapping[int, str] | Sequence[str]:
+    """Class names of a value by id or in order: a list, an object of id to name or of name to id, or entries with `id` and `name`, as of COCO.
+    A name without letters is "".
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if (
+        isinstance(value, (list, tuple))
+        and value
+        and all(isinstance(one, Mapping) and {"id", "name"} <= set(one) for one in value)
+    ):
+        value = {one["id"]: one["name"] for one in value}
+    if not isinstance(value, (Mapping, list, tuple)) or not value:
+        raise ValueError("no names" if isinstance(value, (Mapping, list, tuple)) else type(value).__name__)
+    pairs = list(value.items() if isinstance(value, Mapping) else enumerate(value))
+    are_ids, have_ids = (all(_ID.fullmatch(str(pair[at]).strip()) for pair in pairs) for at in (0, 1))
+    if isinstance(value, Mapping) and have_ids and not are_ids:
+        pairs = [(number, name) for name, number in pairs]
+    for key, name in pairs:
+        if not (_is_name(name) and _ID.fullmatch(str(key).strip())):
+            raise ValueError(f"the name {name!r} of id {key!r}")
+    named = {int(key): str(name).strip() for key, name in pairs}
+    if len(named) < len(pairs):
+        raise ValueError("an id twice")
+    return named if isinstance(value, Mapping) else tuple(named.values())
+
+
+_ID = re.compile(r"-?\d{1,9}")
 _AS_JSON = (
     'ids and names are read from a file .json with {"0": "person", ...}, and such marks in names from a list, ["1 cent", ...]'
 )

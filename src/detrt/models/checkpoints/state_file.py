@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import SourceError
 from ...files import what_it_is
+from ..labels import names_in, stored_names
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,8 +27,6 @@ _WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wr
 _IS_EMA = re.compile(r"(?<![a-z])(ema|swa)(?![a-z])|E[Mm][Aa]|SWA|[Aa]verag|shadow")
 # Dictionaries with the names of a model that do not hold its weights: what an optimizer keeps, and gradients.
 _NO_WEIGHTS = re.compile(r"optim|lr_sched|sched|grad|(max_)?exp_avg|momentum")
-# Where trainers keep class names, the first counts most: a list, an object of id to name, or one of name to id.
-_NAMES = ("classes", "CLASSES", "class_names", "names", "id2label", "class_to_idx", "label2id", "categories")
 # Where settings of a training are kept, the last counts most.
 _SETTINGS = ("hyper_parameters", "hparams", "train_config", "model_config", "config", "cfg", "opt", "args", "model_init_args")
 _FEWEST = 20  # tensors of a model; parts with fewer are not looked at
@@ -317,22 +316,17 @@ def _labels(loaded: Mapping[Any, Any], args: Mapping[str, Any]) -> Mapping[int, 
     meta = loaded.get("meta")
     meta = meta if isinstance(meta, Mapping) else {}
     places = (meta.get("dataset_meta"), meta, args, loaded, loaded.get("datamodule_hyper_parameters"))
-    found = (_names(place[key]) for place in places if isinstance(place, Mapping) for key in _NAMES if key in place)
+    found = (_names(value) for place in places if isinstance(place, Mapping) for value in stored_names(place))
     return next((names for names in found if names), ())
 
 
 def _names(value: object) -> Mapping[int, str] | Sequence[str]:
     """Class names of a value by id or in order; empty where it is something else."""
-    if isinstance(value, (list, tuple)) and all(isinstance(one, Mapping) and {"id", "name"} <= set(one) for one in value):
-        value = {one["id"]: one["name"] for one in value}
-    if isinstance(value, Mapping):
-        pairs = [(name, key) if isinstance(key, str) and type(name) is int else (key, name) for key, name in value.items()]
-        pairs = [(int(key) if isinstance(key, str) and key.isdecimal() else key, name) for key, name in pairs]
-        if all(type(key) is int and key >= 0 and isinstance(name, (str, int)) for key, name in pairs):
-            return {key: str(name) for key, name in pairs} if len(dict(pairs)) == len(pairs) else ()
-    if isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value):
-        return tuple(value)
-    return ()
+    try:
+        names = names_in(value)
+    except ValueError:
+        return ()
+    return names if not isinstance(names, Mapping) or min(names) >= 0 else ()
 
 
 def _check(found: StateFile, ref: str) -> None:
