@@ -180,6 +180,11 @@ def oriented(path, matrix):
         rows, columns = np.mgrid[:48, :64]
         for _ in range(2):
             put(np.stack((rows * 5, columns * 3, (rows > 24) * 200), -1).astype(np.uint8))
+    return turned(path, matrix)
+
+
+def turned(path, matrix):
+    """Writes the matrix into the header of the track."""
     a, b, c, d = (round(v * ONE) for v in matrix)
     data = bytearray(path.read_bytes())
     at = data.index(b"tkhd") + 4 + 4 + 4 * 5 + 8 + 8
@@ -217,3 +222,20 @@ def test_another_angle_is_shown_at_the_nearest_right_one(tmp_path):
     almost = next(read_frames(oriented(tmp_path / "a.mp4", (cosine, sine, -sine, cosine)))).image
     right = next(read_frames(oriented(tmp_path / "b.mp4", MATRICES["by 90 clockwise"]))).image
     assert np.array_equal(almost, right)
+
+
+@pytest.mark.parametrize(("matrix", "shown"), [("as stored", Fraction(16, 15)), ("by 90 clockwise", Fraction(15, 16))])
+def test_a_copy_has_the_pixels_of_the_original(matrix, shown, tmp_path):
+    """Of PAL recordings, whose pixels are wider than tall: a player would show a copy without that too narrow."""
+    av = pytest.importorskip("av")
+    with video_writer(tmp_path / "v.mp4", fps=5, size=(48, 64), pixel_aspect=Fraction(16, 15)) as put:
+        put(np.zeros((48, 64, 3), np.uint8))
+    path = turned(tmp_path / "v.mp4", MATRICES[matrix])
+    source = Input(path, "video")
+    with AnnotatedCopies(tmp_path / "copies", [source]) as copies:
+        for frame in read_frames(path):
+            size = frame.image.shape[:2]
+            found = Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.float32), np.zeros(0, np.int64), (), size)
+            copies.save(ImageResult(source, Record(str(path), found, frame.index, frame.time_s), frame.image))
+    with av.open(str(next((tmp_path / "copies").iterdir()))) as container:
+        assert container.streams.video[0].sample_aspect_ratio == shown

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from types import ModuleType
@@ -46,10 +47,14 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class VideoFacts:
-    """fps: average frames per second; frames: their number, 0 if it was not counted."""
+    """fps: average frames per second; frames: their number, 0 if it was not counted.
+
+    pixel_aspect: width of a pixel of the upright frames over its height, as a player shows it.
+    """
 
     fps: float
     frames: int
+    pixel_aspect: Fraction = Fraction(1)
 
 
 def video_facts(path: str | os.PathLike, *, count: bool = True) -> VideoFacts:
@@ -62,7 +67,13 @@ def video_facts(path: str | os.PathLike, *, count: bool = True) -> VideoFacts:
         frames = int(stream.frames or 0)
         if count and not frames:
             frames = sum(1 for packet in container.demux(stream) if packet.size)
-        return VideoFacts(float(_rate(stream)), frames)
+        facts = VideoFacts(float(_rate(stream)), frames)
+        aspect = stream.sample_aspect_ratio
+    if not aspect or aspect == 1:
+        return facts
+    with open_video(Path(path)) as (container, stream):
+        turned = any(_orientation(frame) > 4 for frame in itertools.islice(container.decode(stream), 1))
+    return replace(facts, pixel_aspect=1 / Fraction(aspect) if turned else Fraction(aspect))
 
 
 def _rate(stream: Any) -> Fraction:
@@ -164,8 +175,12 @@ class VideoGpu(Protocol):
 
 
 @contextlib.contextmanager
-def video_writer(path: str | os.PathLike, *, fps: float, size: tuple[int, int]) -> Iterator[Callable[..., None]]:
+def video_writer(
+    path: str | os.PathLike, *, fps: float, size: tuple[int, int], pixel_aspect: Fraction = Fraction(1)
+) -> Iterator[Callable[..., None]]:
     """Write an MP4; yields a function that takes a frame, (H, W, 3) uint8 RGB of `size`, and its time in seconds.
+
+    pixel_aspect: see `VideoFacts`.
 
     Frames without times follow each other at `fps`, which is otherwise the rate that the header names. The video starts with its
     first frame. An odd side loses its last row or column, because the codec needs even ones. The file appears when the block ends
@@ -185,6 +200,7 @@ def video_writer(path: str | os.PathLike, *, fps: float, size: tuple[int, int]) 
                 stream = container.add_stream(codec, rate=Fraction(fps).limit_denominator(1001))
                 stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
                 stream.codec_context.time_base = _TICK
+                stream.codec_context.sample_aspect_ratio = pixel_aspect
                 start_s, last, count = 0.0, -1, 0
 
                 def write(image: NDArray[np.uint8], time_s: float | None = None) -> None:

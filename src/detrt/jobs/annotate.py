@@ -72,9 +72,9 @@ class AnnotatedCopies:
         if found.input.kind == "video":
             if self._video != found.input:
                 self.finish_video()
-                fps = video_facts(found.input.path, count=False).fps / self.every
-                size_hw = found.record.detections.image_size_hw
-                self._write = self._stack.enter_context(video_writer(path, fps=fps, size=size_hw))
+                facts, size_hw = video_facts(found.input.path, count=False), found.record.detections.image_size_hw
+                writer = video_writer(path, fps=facts.fps / self.every, size=size_hw, pixel_aspect=facts.pixel_aspect)
+                self._write = self._stack.enter_context(writer)
                 self._video = found.input
             self._write(np.asarray(image), found.record.time_s)
             return
