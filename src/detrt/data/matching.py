@@ -38,7 +38,7 @@ class Gate:
     at_least: int = 5
     box_px: float = 0.5
     score: float = 1e-3
-    tensor: float = 1e-3
+    tensor: float = Precision.FP32.output_tolerance
     unmatched: float = 0.0
     mismatched: float = 0.0
     ap: float = 1e-3
