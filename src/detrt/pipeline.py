@@ -7,7 +7,7 @@ import importlib.util
 import os
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -30,8 +30,9 @@ from .bundle import (
 )
 from .class_names import name_notes
 from .data.arguments import check_kind, check_list, check_model, check_path
+from .data.datasets import folder_of_images, is_dataset, load_dataset
 from .data.preprocess import preprocessing_words
-from .errors import EngineError, ExportError, MissingPackageError, OutputError, SpecError
+from .errors import EngineError, ExportError, ImageError, MissingPackageError, OutputError, SpecError
 from .evaluation.models import is_foreign
 from .graph.operators import check_model_file
 from .models.contract import ExportConfig
@@ -44,6 +45,8 @@ from .system import StageProgress, return_freed_memory
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from .backends.base import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,7 @@ def build(
             return_freed_memory()  # of the checkpoint: engines and packages are built by processes beside this one
         if precision.target != Precision.FP32:
             work.convert()
+            work.average_precision = _average_precision(precision.calibration)
         if not grows:
             work.add_files()
         for job in jobs:
@@ -360,6 +364,21 @@ class _GraphWork(Work):
         seconds = {stage.name: round(stage.seconds, 3) for stage in self.stages}
         self.record("seconds", {**self.provenance.options.get("seconds", {}), **seconds})
         Bundle(self.folder, self.spec, self.provenance, tuple(self.entries)).save()
+
+
+def _average_precision(calibration: Path | None) -> Callable[[Session], float | None] | None:
+    """What measures AP on the calibration images; None where they have no annotations, or pycocotools is not there."""
+    if calibration is None or not (calibration.is_file() or is_dataset(calibration)):
+        return None
+    if importlib.util.find_spec("pycocotools") is None:
+        return None
+    try:
+        folder = folder_of_images(load_dataset(calibration))
+    except ImageError:  # images alone, which calibration takes
+        return None
+    from .evaluation.coco import evaluate_coco
+
+    return lambda session: evaluate_coco(session, calibration, folder).metrics["AP"]
 
 
 def check_prompt(spec: ModelSpec, precision: PrecisionConfig) -> None:

@@ -20,6 +20,7 @@ from ..system import StageProgress
 
 if TYPE_CHECKING:
     from ..precision import PrecisionConfig
+    from .base import Session
     from .shared import SharedOptions
 
 MODEL = "model.onnx"
@@ -55,10 +56,12 @@ class Work:
         warnings: of all stages. notes: what was decided on the way.
         entries: the files of the bundle.
         spec, provenance: of the graph.
+        average_precision: AP (0..1) of an opened model on annotated calibration images; None where there are none.
     """
 
     spec: ModelSpec
     provenance: Provenance
+    average_precision: Callable[[Session], float | None] | None = None
 
     def __init__(self, folder: Path, precision: PrecisionConfig, say: StageProgress, warnings: Iterable[str]) -> None:
         self.folder = self.graphs = folder

@@ -122,6 +122,11 @@ def _coco_file(place: Path, part: str) -> Path | None:
     return None
 
 
+def folder_of_images(dataset: CocoDataset) -> Path:
+    """Where the images of a data set lie: the folder that it tells, or the one that `image_folder` finds. Raises ImageError."""
+    return dataset.folder or image_folder(dataset.path, [str(image["file_name"]) for image in dataset.images])
+
+
 def image_folder(path: Path, names: Sequence[str]) -> Path:
     """The folder with the images of a COCO file.
 

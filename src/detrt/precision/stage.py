@@ -152,11 +152,9 @@ def _search(
     state = config.state or (extras / SEARCH_STATE if extras is not None else None)
     annotations = None
     if coco is not None:
-        from ..data.datasets import image_folder, load_dataset
+        from ..data.datasets import folder_of_images, load_dataset
 
-        dataset = load_dataset(coco)
-        names = [str(image["file_name"]) for image in dataset.images]
-        annotations = (coco, dataset.folder or image_folder(coco, names))
+        annotations = (coco, folder_of_images(load_dataset(coco)))
     with contextlib.ExitStack() as stack:
         prompted = stack.enter_context(open_prompted(path)) if spec.text is not None else None
         result = Search(model, spec, replace(config, state=state), images, calibration, annotations, progress, prompted).run()

@@ -89,6 +89,8 @@ class EngineBuilder(Builder):
         # An engine of TensorRT-RTX for other GPUs is compared when it is first opened.
         if compare and runs_here(config):
             self._compare_engine(work, name, config, precision or Precision.FP32)
+            if precision in (Precision.INT8, Precision.FP8):
+                self._require_gain(work, name, config, precision)
 
     def _build_text_engine(self, work: Work, encoder: str, name: str, config: EngineConfig) -> None:
         """The engine of the text encoder. Without one ONNX Runtime runs it, once for a prompt, and the detector is as fast."""
@@ -127,6 +129,29 @@ class EngineBuilder(Builder):
             + ". Try `msda=gather`, `keep_gathers`, another `precision` or another TensorRT version; `check=False` builds without the "
             "comparison, and 'detrt verify' with `ground_truth` judges by AP"
         )
+
+    def _require_gain(self, work: Work, name: str, config: EngineConfig, precision: Precision) -> None:
+        """Refuse an engine in 8 bits that is not faster here than without quantization, or that loses AP."""
+        from .gain import AP_LOSS, measure_gain
+
+        start = time.perf_counter()
+        found = measure_gain(
+            work.graphs / MODEL,
+            work.folder / name,
+            config,
+            work.spec,
+            text_engine=text_engine if (text_engine := text_encoder_beside(work.folder / name)).is_file() else None,
+            average_precision=work.average_precision,
+            progress=lambda fraction, text: work.say(f"gain {name}", fraction, text),
+        )
+        work.done(f"gain {config.label}", start, 0, found.verdict)
+        work.record("engine_gains", {**work.provenance.options.get("engine_gains", {}), name: found.to_dict()})
+        if not found.passed:
+            raise GateError(
+                f"the engine '{name}' in {precision} is not worth having on this GPU: {found.verdict} without quantization; it must be "
+                f"faster, and lose at most {AP_LOSS} AP. Choose `precision={precision.base}`; `check=False` builds without this "
+                "measurement and without the comparison"
+            )
 
     def _engine(self, work: Work, graph: str, name: str, config: EngineConfig, kind: str) -> EngineFacts:
         start = time.perf_counter()

@@ -1,0 +1,135 @@
+"""Whether an engine in 8 bits is worth having: its time and AP beside those of the same graph without its quantization, on this GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ...data.preprocess import preprocess
+from ...spec import PIXEL_VALUES, ModelSpec
+from ..base import BaseSession, Feeds
+from ..engine_check import PROMPT
+from ..open import open_session
+from ..prompted import detector_of
+from .build import build_engine
+from .compare import open_engine_beside
+from .config import EngineConfig
+
+# Runs of a turn, whose first ones warm up, and turns of each engine: in turns, so that a change of the clock meets both.
+RUNS, WARM_UP, TURNS = 30, 10, 5
+AP_LOSS = 0.003
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """An engine beside the one without quantization.
+
+    Attributes:
+        batch, height, width: of the runs, the usual shape of the engine.
+        ms, plain_ms: median milliseconds of a run, with the copies of its inputs and outputs.
+        ap, plain_ap: AP (0..1) on the annotated calibration images; None without annotations.
+    """
+
+    batch: int
+    height: int
+    width: int
+    ms: float
+    plain_ms: float
+    ap: float | None = None
+    plain_ap: float | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether it is faster, and its AP at most `AP_LOSS` lower."""
+        kept = self.ap is None or self.plain_ap is None or self.plain_ap - self.ap <= AP_LOSS
+        return self.ms < self.plain_ms and kept
+
+    @property
+    def verdict(self) -> str:
+        text = f"{self.ms:.3g} ms instead of {self.plain_ms:.3g} at batch size {self.batch}, {self.height}x{self.width}"
+        if self.ap is not None and self.plain_ap is not None:
+            text += f"; AP {self.ap:.4f} instead of {self.plain_ap:.4f}"
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def measure_gain(
+    graph_path: Path,
+    engine: Path,
+    config: EngineConfig,
+    spec: ModelSpec,
+    *,
+    text_engine: Path | None = None,
+    average_precision: Callable[[BaseSession], float | None] | None = None,
+    progress: Callable[[float, str], None] | None = None,
+) -> Gain:
+    """Build the engine without the pairs of QuantizeLinear and DequantizeLinear of its graph, and run both in turns.
+
+    Args:
+        graph_path, engine: the quantized graph, and the engine that `config` made of it.
+        text_engine: as `compare_engine` takes it.
+        average_precision: AP (0..1) of an opened engine; None: AP is not measured.
+        progress: called with (fraction, text).
+
+    Raises:
+        EngineError: the other engine cannot be built, or one of them not be opened. SessionError: one cannot run.
+    """
+    say = progress or (lambda fraction, text: None)
+    with tempfile.TemporaryDirectory(prefix="detrt-gain-") as folder, contextlib.ExitStack() as closing:
+        say(0.0, "engine without quantization")
+        plain_path = _plain_engine(graph_path, Path(folder), config, spec)
+        reference = closing.enter_context(contextlib.closing(open_session(graph_path, emulate_low_precision=True)))
+        opened = [
+            closing.enter_context(contextlib.closing(open_engine_beside(reference, path, text_engine)))
+            for path in (engine, plain_path)
+        ]
+        low, plain = [session.bind(PROMPT) for session in opened] if spec.text is not None else opened
+        say(0.6, "time")
+        shape = detector_of(opened[0]).info.profile[PIXEL_VALUES][1]
+        ms, plain_ms = _times(low, plain, _feeds(shape, spec))
+        found = Gain(shape[0], shape[2], shape[3], ms, plain_ms)
+        if average_precision is None:
+            return found
+        say(0.8, "AP")
+        ap, plain_ap = (average_precision(session) for session in opened)
+        return Gain(shape[0], shape[2], shape[3], ms, plain_ms, ap, plain_ap)
+
+
+def _plain_engine(graph_path: Path, folder: Path, config: EngineConfig, spec: ModelSpec) -> Path:
+    from ... import graph
+    from ...graph.dequantize import remove_quantization
+
+    model = graph.load(graph_path)
+    remove_quantization(model)
+    graph.save(model, folder / "plain.onnx")
+    build_engine(folder / "plain.onnx", folder / "plain.engine", config, spec)
+    return folder / "plain.engine"
+
+
+def _feeds(shape: tuple[int, ...], spec: ModelSpec) -> Feeds:
+    """Drawn scenes of the usual shape."""
+    from ...data.scenes.scene import draw_images
+
+    size_hw = (shape[2], shape[3])
+    return preprocess(draw_images(shape[0], size_hw), spec, size_hw=size_hw if spec.input.dynamic else None).feeds
+
+
+def _times(low: BaseSession, plain: BaseSession, feeds: Feeds) -> tuple[float, float]:
+    """Median milliseconds of a run of each."""
+    samples: dict[int, list[float]] = {0: [], 1: []}
+    for _ in range(TURNS):
+        for index, session in enumerate((low, plain)):
+            for number in range(RUNS):
+                start = time.perf_counter()
+                session.run(feeds)
+                if number >= WARM_UP:
+                    samples[index].append((time.perf_counter() - start) * 1e3)
+    return statistics.median(samples[0]), statistics.median(samples[1])

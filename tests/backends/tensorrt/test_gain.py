@@ -1,0 +1,123 @@
+"""An engine in 8 bits is kept where it is faster than without quantization and keeps its AP. ONNX Runtime stands in for both engines."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
+pytest.importorskip("onnxruntime")
+
+from detrt.backends.building import Work
+from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.backends.tensorrt import building, gain
+from detrt.backends.tensorrt.config import EngineConfig
+from detrt.data.scenes.scene import draw_scene, write_dataset
+from detrt.errors import GateError
+from detrt.pipeline import _average_precision
+from detrt.precision.apply import apply_precision
+from detrt.precision.config import PrecisionConfig
+from detrt.spec import PIXEL_VALUES, Precision
+
+SHAPE = (1, 3, 320, 320)
+
+
+@pytest.fixture(scope="module")
+def quantized(exported, tmp_path_factory):
+    """(path, spec) of the trained model in INT8."""
+    report = exported("embedded:shapes")
+    config = PrecisionConfig("int8", calibration="drawn", qdq_placement="tensorrt")
+    typed, _ = apply_precision(onnx.load(report.path), report.spec, config, [draw_scene(seed).image for seed in range(4)])
+    path = tmp_path_factory.mktemp("gain") / "model.onnx"
+    onnx.save(typed, path)
+    return path, report.spec
+
+
+class Delayed(OnnxSession):
+    """Answers as late as its file says."""
+
+    def run(self, feeds, *given):
+        gain.time.sleep(self.delay)
+        return super().run(feeds, *given)
+
+
+@pytest.fixture
+def engines(monkeypatch):
+    """Makes `measure_gain` open graphs as engines; `delays` are those of the engine and of the one without quantization, in seconds."""
+    delays, built = {"engine": 0.0, "plain": 0.0}, []
+
+    def build_engine(path, output, config, spec, **_):
+        built.append(onnx.load(path))
+        output.write_bytes(path.read_bytes())
+
+    def open_engine_beside(reference, path, text_engine=None):
+        session = Delayed(path)
+        session.delay = delays["plain" if path.name.startswith("plain") else "engine"]
+        session._info = replace(session.info, profile={PIXEL_VALUES: (SHAPE,) * 3}, max_batch=1)
+        return session
+
+    monkeypatch.setattr(gain, "build_engine", build_engine)
+    monkeypatch.setattr(gain, "open_engine_beside", open_engine_beside)
+    monkeypatch.setattr(gain, "RUNS", 2)
+    monkeypatch.setattr(gain, "WARM_UP", 1)
+    monkeypatch.setattr(gain, "TURNS", 2)
+    return SimpleNamespace(delays=delays, built=built)
+
+
+def measured(quantized, tmp_path, **given):
+    path, spec = quantized
+    engine = tmp_path / "model.engine"
+    engine.write_bytes(path.read_bytes())
+    return gain.measure_gain(path, engine, EngineConfig(target="tensorrt"), spec, **given)
+
+
+def test_the_other_engine_is_the_same_graph_without_its_quantization(quantized, engines, tmp_path):
+    engines.delays["plain"] = 0.4
+    found = measured(quantized, tmp_path)
+    (graph,) = engines.built
+    kinds = [node.op_type for node in graph.graph.node]
+    assert "QuantizeLinear" not in kinds and "DequantizeLinear" not in kinds and "Conv" in kinds
+    assert found.passed and found.ap is None and found.plain_ms - found.ms > 200
+    assert (found.batch, found.height, found.width) == (1, 320, 320)
+
+
+def test_what_is_slower_or_loses_ap_does_not_pass(quantized, engines, tmp_path):
+    engines.delays["engine"] = 0.4
+    assert not measured(quantized, tmp_path).passed
+    engines.delays.update(engine=0.0, plain=0.4)
+    values = iter((0.5, 0.5031))
+    lost = measured(quantized, tmp_path, average_precision=lambda session: next(values))
+    assert not lost.passed and "AP 0.5000 instead of 0.5031" in lost.verdict
+    values = iter((0.5, 0.5029))
+    assert measured(quantized, tmp_path, average_precision=lambda session: next(values)).passed
+
+
+def test_build_refuses_it_with_both_figures(monkeypatch, tmp_path):
+    """Exit code 3, and what to type next; both figures are in the provenance."""
+    found = gain.Gain(1, 320, 320, 1.5, 1.2, 0.4, 0.41)
+    monkeypatch.setattr(gain, "measure_gain", lambda *_, **__: found)
+    work = Work(tmp_path, PrecisionConfig(), lambda *_: None, ())
+    work.spec, recorded = SimpleNamespace(), {}
+    monkeypatch.setattr(Work, "record", lambda self, name, facts: recorded.update({name: facts}))
+    work.provenance = SimpleNamespace(options={})
+    with pytest.raises(GateError, match=r"1\.5 ms instead of 1\.2 .* AP 0\.4000 instead of 0\.4100 .* `precision=fp16`"):
+        building.BUILDER._require_gain(work, "model.fp8.engine", EngineConfig(target="tensorrt"), Precision.FP8)
+    assert recorded["engine_gains"]["model.fp8.engine"]["plain_ms"] == 1.2
+    assert work.stages[0].verdict == found.verdict
+
+
+def test_ap_is_measured_where_calibration_has_annotations(quantized, tmp_path):
+    """The scenes that the model was trained for give it a high AP; a folder of images, and a file without annotations, give none."""
+    pytest.importorskip("pycocotools", reason="needs the 'eval' extra")
+    write_dataset(tmp_path / "scenes", 4)
+    truth = tmp_path / "scenes" / "annotations.json"
+    with OnnxSession(quantized[0]) as session:
+        average_precision = _average_precision(truth)
+        assert average_precision is not None and 0.5 < average_precision(session) < 1
+    document = json.loads(truth.read_text())
+    truth.write_text(json.dumps(document | {"annotations": []}))
+    assert _average_precision(truth) is None
+    assert _average_precision(tmp_path / "scenes" / "images") is None and _average_precision(None) is None
