@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 import torch._inductor.config
 
 from detrt.backends.compare import output_differences
+from detrt.backends.inductor import compile
 from detrt.backends.inductor.build import check_packages, check_ready, fixed_spec
 from detrt.backends.inductor.capture import CapturedGraph, capture
 from detrt.backends.inductor.compile import compile_artifact, options_for
@@ -95,6 +96,19 @@ def simplified(name):
     before, count = selecting(captured), len(captured.graph.graph.nodes)
     simplify(captured.graph)
     return captured, before, count
+
+
+@pytest.mark.parametrize(
+    ("batch", "ranges", "early"),
+    [(1, {}, True), (2, {}, True), (4, {}, False), (1, {"batch": (1, 2)}, True), (1, {"batch": (1, 8)}, False)],
+)
+def test_kernels_start_early_for_batches_of_few_pixels(tmp_path, monkeypatch, batch, ranges, early):
+    """Up to 1 048 576 pixels of the largest batch."""
+    given = {}
+    monkeypatch.setattr(compile, "compile_artifact", lambda captured, path, options: given.update(options))
+    image = torch.empty(batch, 3, 640, 640, device="meta")
+    compile.compile_package(CapturedGraph(None, (image,), ("x",), ("y",), {}, ranges), tmp_path / "package.pt2", form="artifact")
+    assert given["triton.enable_pdl"] is early
 
 
 @pytest.mark.slow

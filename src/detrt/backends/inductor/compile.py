@@ -59,7 +59,9 @@ def compile_package(captured: CapturedGraph, path: Path, tune: str = "", form: s
         ExportError: the compiler refused the graph.
     """
     device = captured.inputs[0].device.type
-    pixels = max((len(x) * math.prod(x.shape[-2:]) for x in captured.inputs if x.dim() == 4), default=0)
+    # The largest batch of a range: the smaller ones lose less without an early start than it loses with one.
+    images = [(captured.ranges.get("batch", (len(x),))[-1], *x.shape[-2:]) for x in captured.inputs if x.dim() == 4]
+    pixels = max(map(math.prod, images), default=0)
     options = options_for(device, tune, pixels)
     if (form or ("aoti" if device == "cpu" else "artifact")) == "aoti":
         compile_aoti(captured, path, options)
