@@ -265,6 +265,10 @@ def test_class_names_are_read_from_the_files_that_have_them(name: str, tmp_path:
     assert read_labels(tmp_path / name, 3) == CLASSES
 
 
+# Names that are 43 million words, in 160 bytes.
+BOMB = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9)) + "names: *a8\n"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
@@ -279,6 +283,8 @@ def test_class_names_are_read_from_the_files_that_have_them(name: str, tmp_path:
         ("a.yaml", "nc: 3\nval: images\ntrain: images\n", "must hold names"),
         ("a.yaml", "names: [cat\n", "is not YAML"),
         ("a.yaml", "[" * 20000, "is not YAML"),
+        ("a.yaml", BOMB, "a million values or more"),
+        ("a.yaml", "names: &a [*a]\n", "a million values or more"),
         ("gone.yaml", None, "there is no labels file"),
     ],
 )

@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 from . import files
 from .data.arguments import check_path
-from .errors import DetrtError, EngineError, OutputError, SpecError
+from .errors import DetrtError, EngineError, OutputError, SpecError, one_line
 from .graph.external import data_locations
 from .spec import SCHEMA, ModelSpec, Precision
 
@@ -271,6 +271,8 @@ class Bundle:
             relative = Path(entry.path)
             if relative.is_absolute() or ".." in relative.parts:
                 raise SpecError(f"'{path}' names the file '{entry.path}' outside its own folder; refused")
+            if not files.is_file_name(entry.path):
+                raise SpecError(f"'{path}' names a file that cannot be, {one_line(repr(entry.path), 60)}; refused")
         return cls(folder, ModelSpec.from_dict(data["spec"]), provenance, tuple(entries))
 
     def checked_path(self, entry: BundleFile, *beside: str) -> Path:

@@ -29,6 +29,7 @@ _FOLDER = "cannot write '{}': a folder has that name; give another output path"
 
 # Bytes. A manifest with 1203 labels has 0.1 MB, an index of weights a few; annotations of large data sets have hundreds.
 _LONGEST_TEXT, _LONGEST_JSON, LONGEST_DATA_SET = 16 << 20, 64 << 20, 2 << 30
+_MOST_VALUES = 1_000_000  # of YAML, a few lines of which can repeat what they have millions of times
 # UTF-32 first: its mark starts with that of UTF-16.
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -178,11 +179,25 @@ def read_yaml(
         raise MissingPackageError("yaml", extra, f"reading '{path}'") from None
     text = read_text(path, what, error, advice=advice)
     try:
-        return yaml.load(text, _as_written(yaml))
+        value = yaml.load(text, _as_written(yaml))
     except RecursionError:
         raise error(f"the {what} '{path}' is not YAML that can be read: it is nested too deeply") from None
     except (yaml.YAMLError, ValueError) as failure:
         raise error(f"the {what} '{path}' is not YAML: {' '.join(str(failure).split())}") from None
+    if _count(value, _MOST_VALUES) == _MOST_VALUES:
+        raise error(f"the {what} '{path}' has a million values or more, with all that *NAME repeats; give a smaller file")
+    return value
+
+
+def _count(value: Any, most: int) -> int:
+    """Values in lists and mappings, one that is repeated each time; up to `most`."""
+    found, waiting = 0, [value]
+    while waiting and found < most:
+        one = waiting.pop()
+        found += 1
+        if isinstance(one, (list, dict)):
+            waiting.extend(itertools.islice(one if isinstance(one, list) else itertools.chain(one, one.values()), most - found))
+    return found
 
 
 def _as_written(yaml: Any) -> Any:
@@ -272,6 +287,15 @@ def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"it has the number {name}")
+
+
+def is_file_name(path: str) -> bool:
+    """Whether a path that a file names may be one: file systems take no zero bytes, only what can be encoded, and 255 bytes of a name."""
+    try:
+        name = os.fsencode(path)
+    except UnicodeError:
+        return False
+    return b"\0" not in name and max(map(len, name.split(b"/"))) <= 255
 
 
 def sha256_of(path: Path) -> str:

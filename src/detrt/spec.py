@@ -89,8 +89,12 @@ def _flag(field: str, value: object) -> None:
     _check(isinstance(value, bool), f"{field} must be true or false; got {value!r}")
 
 
-def _is_finite(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+def is_finite(value: object) -> bool:
+    """Whether it is a number to compute with; an integer of hundreds of digits, which JSON may have, is none."""
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +169,12 @@ class InputSpec:
         )
         for name in ("mean", "std"):
             given = getattr(self, name)
-            ok = isinstance(given, (list, tuple)) and len(given) == 3 and all(map(_is_finite, given))
+            ok = isinstance(given, (list, tuple)) and len(given) == 3 and all(map(is_finite, given))
             _check(ok, f"input.{name} must be 3 finite numbers; got {given!r}")
             object.__setattr__(self, name, tuple(float(v) for v in given))
         _check(all(s > 0 for s in self.std), f"input.std must be positive; got {self.std}")
         _check(
-            _is_finite(self.rescale) and self.rescale > 0,
+            is_finite(self.rescale) and self.rescale > 0,
             f"input.rescale must be a positive number; got {self.rescale!r}",
         )
         _check(
@@ -271,7 +275,7 @@ class DecodeSpec:
             f"decode.score_threshold {self.score_threshold!r} needs decode.in_graph: a runtime has its own threshold",
         )
         stride = self.mask_stride
-        _check(_is_finite(stride) and 0 <= stride <= 64, f"decode.mask_stride must be a number from 0 to 64; got {stride!r}")
+        _check(is_finite(stride) and 0 <= stride <= 64, f"decode.mask_stride must be a number from 0 to 64; got {stride!r}")
         check_one_of("decode.reading_order", self.reading_order, READING_ORDERS, SpecError)
         _flag("decode.quads", self.quads)
         _check(
@@ -280,7 +284,7 @@ class DecodeSpec:
         )
         for name in ("nms_iou", "nms_min_score", "score_threshold"):
             value = getattr(self, name)
-            _check(_is_finite(value) and 0 <= value <= 1, f"decode.{name} must be a number from 0 to 1; got {value!r}")
+            _check(is_finite(value) and 0 <= value <= 1, f"decode.{name} must be a number from 0 to 1; got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,14 @@ def test_names_forge_no_line(cli, place, text):
     assert first.startswith("detrt: ") and all(line.startswith("  ") for line in others)
 
 
+def test_a_value_of_a_file_fills_no_terminal(cli, place):
+    image = {"id": 1, "file_name": "blue.png"}
+    truth = {"images": [image], "annotations": [], "categories": [{"id": 1, "name": ["x" * 1_000_000]}]}
+    (place / "truth.json").write_text(json.dumps(truth))
+    done = cli("eval", "bundle", "--ground-truth", "truth.json", code=2)
+    assert len(done.err) < 10_000 and "categories[0] has the name ['xxx" in done.err and done.err.endswith("xxx'], not text\n")
+
+
 FORMULAS = ["=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "\t=1", "'tis", "''", "plain", "=", "\uff1d1"]
 
 

@@ -86,6 +86,8 @@ def test_bad_truth(tmp_path, text):
     [
         ("annotations", {"area": ""}, r"annotations\[0\] has the area '', not a number"),
         ("annotations", {"area": float("nan")}, r"annotations\[0\] has the area nan, not a number"),
+        ("annotations", {"area": 10**400}, r"annotations\[0\] has the area 1000"),
+        ("annotations", {"bbox": [1, 2, 10**400, 3]}, "not 4 finite numbers"),
         ("annotations", {"iscrowd": "no"}, r"annotations\[0\] has iscrowd 'no', not 0 or 1"),
         ("annotations", {"iscrowd": 1e99}, "not 0 or 1"),
         ("annotations", {"bbox": [1, 2, 3]}, "not 4 finite numbers"),
@@ -113,6 +115,8 @@ def test_entries_that_pycocotools_does_not_take(part, change, words, tmp_path):
     path = tmp_path / "truth.json"
     path.write_text(json.dumps(truth))
     assert load_coco(path).annotations[0]["area"] == 16
+    path.write_text(json.dumps({**truth, "categories": [{"id": 1, "name": "a"}, {"id": 2, "name": 7}]}))
+    assert load_coco(path).categories[1]["name"] == "7"  # as messages and tables join them
     truth[part][0].update(change)
     path.write_text(json.dumps(truth))
     with pytest.raises(ImageError, match=words):

@@ -151,6 +151,14 @@ def _options(
     pass
 
 
+_MOST = 8000  # characters of a message
+
+
+def _bounded(message: str) -> str:
+    """A message without the middle of what is too long to be read, such as a value of a file that it shows; advice is at its end."""
+    return message if len(message) <= _MOST else f"{message[: _MOST // 2]} ... {message[-_MOST // 2 :]}"
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 2 bad input, 3 a gate failed; 130 and 143: stopped.
 
@@ -163,7 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
             result = app(arguments if arguments is not None else sys.argv[1:], prog_name="detrt", standalone_mode=False)
             sys.stdout.flush()  # here, where a full disk or a closed pipe can still be told
     except DetrtError as error:
-        text = printable(spelled(str(error)), keep=_LINES)
+        text = printable(spelled(_bounded(str(error))), keep=_LINES)
         # Indented, so that a line break in the name of a file begins no line of its own.
         print("detrt: " + re.sub(r"\n(?! )", "\n  ", text), file=sys.stderr)
         drop_unwritten()

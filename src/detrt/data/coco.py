@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 from collections import Counter
@@ -17,7 +16,7 @@ from typing import Any
 from .. import files
 from ..class_names import NameIndex
 from ..errors import ImageError, OutputError, SpecError
-from ..spec import ModelSpec
+from ..spec import ModelSpec, is_finite
 from ..tasks.masks import Masks
 
 Entry = dict[str, Any]
@@ -204,6 +203,7 @@ def load_coco(path: str | os.PathLike, *, annotations: bool = True) -> CocoDatas
     for index, category in enumerate(categories):
         if not isinstance(category["name"], (str, int, float)) or isinstance(category["name"], bool):
             raise ImageError(f"the annotation file '{path}': categories[{index}] has the name {category['name']!r}, not text")
+        category["name"] = str(category["name"])
     for index, image in enumerate(images):
         name = image["file_name"]
         if not isinstance(name, (str, int)) or isinstance(name, bool) or not str(name).strip():
@@ -233,7 +233,7 @@ def load_coco(path: str | os.PathLike, *, annotations: bool = True) -> CocoDatas
             if entry.get(field) is None:
                 entry[field] = usual
         area = entry["area"]
-        if not isinstance(area, (int, float)) or not math.isfinite(area):
+        if not is_finite(area):
             raise ImageError(f"the annotation file '{path}': annotations[{index}] has the area {area!r}, not a number")
         if entry["iscrowd"] not in (0, 1):
             raise ImageError(f"the annotation file '{path}': annotations[{index}] has iscrowd {entry['iscrowd']!r}, not 0 or 1")
@@ -250,7 +250,7 @@ def match_categories(labels: Mapping[int, str], categories: Iterable[Entry], use
     Raises:
         SpecError: no name is in both (the message shows some of each), or a name that may be several categories.
     """
-    names = {category["id"]: str(category["name"]) for category in categories}
+    names = {category["id"]: category["name"] for category in categories}
     index = NameIndex(names, (_plain, _canonical))
     matched = {}
     for class_id, label in labels.items():

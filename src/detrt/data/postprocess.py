@@ -19,11 +19,9 @@ means that the model overflowed, and raises an error instead of returning no det
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -31,7 +29,7 @@ from numpy.typing import NDArray
 
 from ..detections import Detections, cxcywh_to_xyxy
 from ..errors import ArgumentError, SessionError
-from ..spec import BOXES, LABELS, LOGITS, NUM_DETECTIONS, PRED_BOXES, SCORES, DecodeSpec, ModelSpec
+from ..spec import BOXES, LABELS, LOGITS, NUM_DETECTIONS, PRED_BOXES, SCORES, DecodeSpec, ModelSpec, is_finite
 from ..tasks import extra_outputs, tasks_of
 from .preprocess import resized_size
 
@@ -173,7 +171,7 @@ def _covered(spec: ModelSpec, size_hw: tuple[int, int]) -> tuple[float, float] |
 
 
 def check_threshold(threshold: float, name: str = "threshold") -> None:
-    if not isinstance(threshold, Real) or isinstance(threshold, bool) or not (math.isfinite(threshold) and 0 <= threshold <= 1):
+    if not (is_finite(threshold) and 0 <= threshold <= 1):
         raise ArgumentError(f"{name} must be a number from 0 to 1; got {threshold!r}")
 
 

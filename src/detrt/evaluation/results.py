@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, TextIO
 from .. import files
 from ..data.coco import is_bbox
 from ..errors import ImageError, OutputError
+from ..spec import is_finite
 
 Row = dict[str, Any]
 _SCHEMA = 1
@@ -100,15 +100,10 @@ def read_results(path: Path) -> list[Row]:
         if not missing and not all(isinstance(row[name], (int, str)) for name in ("image_id", "category_id")):
             what = f"the image_id {row['image_id']!r} and category_id {row['category_id']!r}, which are no ids"
             raise ImageError(f"the results file '{path}': entry {index} has {what}; it is not a COCO results file")
-        if missing or not is_bbox(row["bbox"]) or not _is_score(row["score"]):
+        if missing or not is_bbox(row["bbox"]) or not is_finite(row["score"]):
             what = f"no {', '.join(missing)}" if missing else f"the bbox {row['bbox']!r} and score {row['score']!r}"
             raise ImageError(f"the results file '{path}': entry {index} has {what}; it is not a COCO results file")
     return rows
-
-
-def _is_score(value: Any) -> bool:
-    """Whether it is a number that has an order; NaN has none, and would come anywhere among the others."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def write_results(rows: Sequence[Row], path: Path | str) -> None:

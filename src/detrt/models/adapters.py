@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import files
 from ..errors import SourceError, one_line
+from ..spec import is_finite
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -213,7 +214,7 @@ def _check_alphas(config: Mapping[str, Any], ref: str) -> None:
     if not isinstance(patterns, Mapping):
         raise SourceError(f"'{ref}': {CONFIG} has the alpha_pattern {patterns!r}, not an object of name to number")
     for name, alpha in {"lora_alpha": config.get("lora_alpha"), **patterns}.items():
-        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
+        if not is_finite(alpha):
             raise SourceError(
                 f"'{ref}': {CONFIG} has the alpha {alpha!r} of {name!r}, not a number; save the adapter with peft again"
             )

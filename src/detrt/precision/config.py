@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..backends.targets import TARGETS
 from ..errors import GraphError, check_one_of
-from ..spec import Precision, comma_separated
+from ..spec import Precision, comma_separated, is_finite
 
 PRECISIONS = (*Precision, "auto")
 METHODS = ("auto", "entropy", "percentile", "mse", "minmax")
@@ -191,7 +190,7 @@ class PrecisionConfig:
         if self.budget is not None:
             kind, allowed = self.budget
             check_one_of("the kind of `budget`", kind, BUDGETS, GraphError)
-            if not (isinstance(allowed, (int, float)) and math.isfinite(allowed) and allowed >= 0):
+            if not (is_finite(allowed) and allowed >= 0):
                 raise GraphError(f"`budget={kind}=...` must be a number of at least 0; got {allowed!r}")
         if self.target.quantized and self.calibration is None:
             raise GraphError(
