@@ -92,6 +92,8 @@ DecodeSpec read_decode(const Json& json) {
                "nms_min_score", "nms_in_graph", "score_threshold", "mask_stride", "reading_order", "quads"});
   check(!fields.has("reading_order"),
         "spec.decode.reading_order (PP-DocLayout) is not done by the C++ runtime; run the model from Python");
+  check(!fields.flag("quads", false),
+        "spec.decode.quads (PP-DocLayout) is not done by the C++ runtime; run the model from Python");
   DecodeSpec spec;
   spec.activation = static_cast<Activation>(fields.one_of("activation", {"sigmoid", "softmax"}));
   spec.select = static_cast<Select>(fields.one_of("select", {"topk", "query"}));

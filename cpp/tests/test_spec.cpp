@@ -116,6 +116,9 @@ TEST_CASE("a wrong spec is refused with the name of its field") {
       {"/decode/nms_in_graph", true, "nms_in_graph needs"},
       {"/decode/nms_iou", 2, "must be a number from 0 to 1"},
       {"/decode/score_threshold", 0.5, "needs in_graph"},
+      {"/decode/quads", true, "spec.decode.quads (PP-DocLayout) is not done by the C++ runtime"},
+      {"/decode/reading_order", "votes", "spec.decode.reading_order (PP-DocLayout) is not done by the C++ runtime"},
+      {"/input/antialias", false, "spec.input.antialias false"},
       {"/text", {{"kind", "tokens"}, {"max_tokens", 4}, {"features", 8}, {"tower", "../x"}}, "a file beside the model"},
   };
   for (const Row& row : rows) {
