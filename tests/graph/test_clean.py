@@ -18,8 +18,9 @@ from onnx_models import make_model, make_spec
 from detrt import graph
 from detrt.backends.onnxruntime.session import OnnxSession, optimize_basic, run_graph
 from detrt.errors import GraphError, OutputError, SpecError
-from detrt.graph import clean, io
-from detrt.graph.clean import declare_outputs, drop_unused_domains, simplify
+from detrt.graph import clean, io, slim
+from detrt.graph.clean import declare_outputs, drop_unused_domains
+from detrt.graph.slim import simplify
 
 
 @pytest.fixture
@@ -230,7 +231,7 @@ def test_the_replaced_parts_of_onnxslim_change_nothing(seed, monkeypatch):
     onnxslim = pytest.importorskip("onnxslim", reason="needs the 'export' extra")
     monkeypatch.setattr(onnxslim, "slim", inspect.unwrap(onnxslim.slim))  # not the answer to an earlier call
     quick = simplify(random_graph(seed), optimize_basic)
-    monkeypatch.setattr(clean, "_quick_onnxslim", contextlib.nullcontext)
+    monkeypatch.setattr(slim, "_quick_onnxslim", contextlib.nullcontext)
     assert quick.SerializeToString() == simplify(random_graph(seed), optimize_basic).SerializeToString()
     assert 0 < len(quick.graph.node) < len(random_graph(seed).graph.node)
 
@@ -262,7 +263,7 @@ def test_shapes_are_inferred_again_only_where_that_can_end(last, monkeypatch):
 
     ends = last != "LayerNormalization"  # where this fails, a newer onnxslim ends there too, and every pass is worth its time
     assert inferred() == (ends, 2)
-    with clean._quick_onnxslim():
+    with slim._quick_onnxslim():
         assert inferred() == (ends, 2 if ends else 1)
 
 
@@ -274,7 +275,7 @@ def test_equal_axes_get_the_same_name_in_every_process():
         names = [f"(b{number} + 2)//2", f"(a{number} + 2)//2", f"(c{number} + 12)//2"]
         one.symbolic_dims_, one.suggested_merge_, one.auto_merge_, one.verbose_ = dict.fromkeys(names), {}, True, 0
         one.input_symbols_ = {names[2]} if number % 2 else set()
-        with clean._same_names():
+        with slim._same_names():
             one.add_suggested_merge(names)
         kept = names[2 if number % 2 else 1]
         assert one.suggested_merge_ == {name: kept for name in names if name != kept}
@@ -285,10 +286,10 @@ def test_nodes_are_sorted_as_onnxslim_sorts_them():
     surgeon = pytest.importorskip("onnxslim.third_party.onnx_graphsurgeon", reason="needs the 'export' extra")
     ours, theirs = surgeon.import_onnx(random_graph(7)), surgeon.import_onnx(random_graph(7))
     before = [node.name for node in ours.nodes]
-    assert clean._toposort(ours) is ours
+    assert slim._toposort(ours) is ours
     assert [node.name for node in ours.nodes] == [node.name for node in theirs.toposort().nodes] != before
     ours.nodes.reverse()
-    assert clean._toposort(ours) is None
+    assert slim._toposort(ours) is None
 
 
 def test_declared_outputs_have_the_given_shape(heavy):

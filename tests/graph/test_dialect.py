@@ -27,9 +27,10 @@ from detrt.backends.tensorrt.v8.write_out import (
 )
 from detrt.backends.tensorrt.versions import VERSIONS, row_of
 from detrt.errors import GraphError
-from detrt.graph.clean import lower_opset, set_opset, with_outputs
+from detrt.graph.clean import with_outputs
 from detrt.graph.dialect import cumsum_to_matmul, for_typed_parser
 from detrt.graph.lower_msda import sum_by_reduction
+from detrt.graph.opset import lower_opset, set_opset
 from detrt.graph.selections import topk_outputs
 from detrt.graph.view import element_types
 from detrt.models.contract import trace_size

@@ -54,7 +54,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "transformers": ("models/", "export/", "backends/torch/session.py", "bench/"),
     "triton": ("*_triton*.py", "models/ops/msda_launch.py"),
     "onnx": ("graph/", "precision/", "export/", "backends/tensorrt/v8/write_out.py"),
-    "onnxslim": ("graph/",),
+    "onnxslim": ("graph/slim.py",),
     "onnxruntime": ("backends/onnxruntime/session.py",),
     "openvino": ("backends/openvino/runtime.py",),
     "tokenizers": ("text/tokenizer.py", "models/"),

@@ -25,6 +25,7 @@ OTHER_MEANINGS = {
     ("evaluation/report.py", "classes"),
     ("evaluation/coco.py", "names"),
     ("serve/app.py", "classes"),
+    ("serve/openapi.py", "classes"),
     ("serve/request.py", "classes"),
     ("export/prompted.py", "tokens"),
     ("models/foreign.py", "names"),

@@ -16,9 +16,9 @@ from precision_graphs import SPEC, images, model_of, node, pixel_model
 from detrt import graph
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.errors import GateError, GraphError
-from detrt.graph.clean import set_opset
 from detrt.graph.emulate_low_precision import emulate
 from detrt.graph.lower_msda import lower_msda
+from detrt.graph.opset import set_opset
 from detrt.graph.view import GraphView, element_types
 from detrt.precision import PrecisionConfig, parse_budget
 from detrt.precision.apply import apply_precision

@@ -18,10 +18,11 @@ from ..backends.compare import require_near
 from ..backends.onnxruntime.session import optimize_basic
 from ..bundle import PROVENANCE_KEY
 from ..errors import ExportError
-from ..graph.clean import constants_to_initializers, declare_outputs, readable_names, simplify
+from ..graph.clean import constants_to_initializers, declare_outputs, readable_names
 from ..graph.io import SPEC_KEY, GraphSummary
 from ..graph.lower_msda import lower_msda
 from ..graph.msda_plugin import cut, rejoin
+from ..graph.slim import simplify
 from ..models import nms_op as nms
 from ..models.contract import ExportConfig
 from ..models.families import TESTED

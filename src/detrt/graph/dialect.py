@@ -9,9 +9,10 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from .border import compare_beside_border
-from .clean import drop_dead, drop_default_reduction, fold_pads, lower_opset, name_modes_as_before
+from .clean import drop_dead, drop_default_reduction, fold_pads
 from .lower_msda import sum_by_reduction
 from .nodes import GraphBuilder, default_opset, replace_nodes
+from .opset import lower_opset, name_modes_as_before
 from .view import attribute, inferred
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)

@@ -113,3 +113,10 @@ def rename_values(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
     for values in (graph.input, graph.output, graph.initializer, graph.value_info):
         for value in values:
             value.name = names.get(value.name, value.name)
+
+
+def drop_attribute(node: onnx.NodeProto, name: str) -> None:
+    """Remove an attribute of a node, in place, where it has it."""
+    remaining = [entry for entry in node.attribute if entry.name != name]
+    del node.attribute[:]
+    node.attribute.extend(remaining)

@@ -9,9 +9,10 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ..errors import GraphError
-from ..graph.clean import drop_dead, set_opset
+from ..graph.clean import drop_dead
 from ..graph.nodes import replace_nodes
 from ..graph.operators import FILL_LIMIT, FILL_VALUE
+from ..graph.opset import set_opset
 from ..graph.view import BF16, ELEMENT_TYPE, FLOAT, HALF, GraphView
 from ..spec import Precision
 from .rules import Rules, fixed_inputs

@@ -14,9 +14,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from ..graph.clean import set_opset
-from ..graph.nodes import replace_nodes
+from ..graph.nodes import drop_attribute, replace_nodes
 from ..graph.operators import ELEMENTWISE, MOVEMENT, PLUGIN_NODES
+from ..graph.opset import set_opset
 from ..graph.unsigned import RESULT
 from ..graph.view import ELEMENT_TYPE, GraphView, attribute
 from ..spec import Precision
@@ -400,7 +400,7 @@ def insert_qdq(
                     nodes += _subtract_centre(graph, node, name, source, centre)
                 add_pair(source, pairs[name, pads], plan.activations[node.name], limit, node.name)
             if any(pads):
-                _remove_padding(node)
+                drop_attribute(node, "pads")
             axis = 0 if node.op_type == "Conv" else 1 - int(bool(attribute(node, "transB", 0)))
             key = (node.input[1], axis)
             if key not in weights_done:
@@ -427,12 +427,6 @@ def insert_qdq(
 def _padding(node: onnx.NodeProto) -> tuple[int, ...]:
     """(top, left, bottom, right) of a convolution; zeros for a matmul, so that its pairs differ from uncentred ones."""
     return tuple(attribute(node, "pads", [0] * 4)) if node.op_type == "Conv" else (0,) * 4
-
-
-def _remove_padding(node: onnx.NodeProto) -> None:
-    remaining = [entry for entry in node.attribute if entry.name != "pads"]
-    del node.attribute[:]
-    node.attribute.extend(remaining)
 
 
 def _subtract_centre(

@@ -14,18 +14,21 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..data.tiles import make_tiling
 from ..system import package_version
+from .bodies import Bodies
 from .config import ServeConfig
 from .errors import Refused
 from .hosts import Hosts
 from .kserve_routes import add_kserve
 from .messages import ImageTask, ModelFacts
 from .metrics import Metrics
+from .openapi import detect_operation, refusals
 from .reader import ReadDetect, Readers
-from .request import Bodies, ClientDisconnect, detect_operation, is_one_file, query_options, refusals
+from .request import is_one_file, query_options
 from .scheduler import Calls, ClientDisconnected, Pool, milliseconds
 
 PAGE = Path(__file__).with_name("page")

@@ -20,14 +20,15 @@ from ..data.preprocess import check_size
 from ..errors import SpecError
 from ..files import parse_json
 from ..spec import PIXEL_VALUES, TensorInfo
+from .bodies import Bodies
 from .config import ServeConfig
 from .detection_tensors import detection_inputs, detection_outputs, detection_tensors, image_tasks
 from .errors import Refused
 from .hosts import is_loopback
 from .kserve import GRAPH, VERSION, InferRequest, bad, binary_length, build_infer, datatype
 from .messages import Answer, ImageTask, ModelFacts, TensorTask
+from .openapi import infer_operation, refusals
 from .reader import Readers, ReadInfer
-from .request import Bodies, infer_operation, refusals
 from .scheduler import Calls
 
 _EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository"]

@@ -1,4 +1,4 @@
-"""`POST /v1/detect`: parsing of three forms of body into a `DetectRequest`, with limits, and their OpenAPI schema.
+"""`POST /v1/detect`: parsing of three forms of body into a `DetectRequest`, with limits.
 
 Limits are compared before the work that they limit: the number of values before JSON is parsed, lengths of lists before their
 elements are looked at. Checks end with the first error.
@@ -6,15 +6,12 @@ elements are looked at. Checks end with the first error.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
-import contextlib
 import functools
 import json
 import re
-import zlib
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl
@@ -24,20 +21,18 @@ from pydantic_core import PydanticCustomError, from_json
 from python_multipart.exceptions import FormParserError
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import ClientDisconnect, Request
 
 from ..backends.worker_process import Bulk
 from ..class_names import split_classes
 from ..errors import SpecError
 from ..spec import LARGEST_SIDE
-from .config import MIB, ServeConfig
+from .config import MIB
 from .errors import Refused
 from .messages import MAX_DETECTIONS, MAX_NAME, MAX_NAMES, MAX_PROMPT
 
 _MOST_FIELDS = 64
 _MOST_VALUES = 100_000  # of a JSON body; the longest lists and texts that are allowed have fewer commas and colons
 _LONGEST_SHOWN = 60  # characters of a text in a message
-_STEP = 256 * 1024  # bytes that are decompressed at a time
 _DATA_URI = re.compile(r"data:[\w.+/-]*(?:;[\w=.+-]+)*;base64,", re.ASCII)
 _QUERY_FIELDS = ("query_image", "query_images")
 _CURLS_OWN = "application/x-www-form-urlencoded"  # the type that curl --data-binary gives by itself
@@ -361,7 +356,7 @@ def _error_text(error: ValidationError) -> Refused:
 
 @functools.cache
 def _body_schema() -> dict[str, Any]:
-    return _inline_refs(DetectBody.model_json_schema())
+    return inline_refs(DetectBody.model_json_schema())
 
 
 def _allowed(schema: dict[str, Any]) -> str:
@@ -394,225 +389,7 @@ def _unknown_field(where: str, name: str, kind: type[BaseModel]) -> Refused:
     return Refused(400, "bad_request", f"{where} has an unknown field '{name[:60]}'; known are: {known}")
 
 
-_ENCODINGS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-
-
-class Bodies:
-    """Reads request bodies within limits of size, time, and total memory (`max_held_mib`)."""
-
-    def __init__(self, config: ServeConfig) -> None:
-        self.config = config
-        self.limit = config.max_held_mib * MIB
-        self.held = 0
-        self._unpacking = asyncio.Semaphore(1)  # several at a time could all be refused for the memory of the others
-
-    @contextlib.asynccontextmanager
-    async def reading(self, request: Request) -> AsyncIterator[HeldBody]:
-        """The decompressed body of a request; counts towards the limit until the block ends.
-
-        Raises:
-            Refused: too large, too slow, not a body of that encoding, or no memory for it now.
-            ClientDisconnect: the client disconnected.
-        """
-        held = HeldBody(self)
-        try:
-            try:
-                await asyncio.wait_for(self._read(request, held), self.config.body_timeout_s)
-            except asyncio.TimeoutError:
-                limit = self.config.body_timeout_s
-                raise Refused(
-                    408, "slow_body", f"the body did not arrive within {limit:g} s; send it faster", close=True
-                ) from None
-            yield held
-        finally:
-            held.hold(0)
-
-    async def _read(self, request: Request, held: HeldBody) -> None:
-        limit = self.config.max_body
-        declared = request.headers.get("content-length", "")
-        if declared.isdecimal() and int(declared) > limit:
-            raise self._too_large(f"{declared[:20]} bytes")
-        body = Bulk()
-        async for chunk in request.stream():
-            if len(body) + len(chunk) > limit:
-                raise self._too_large(f"more than {limit} bytes")
-            held.hold(len(body) + len(chunk))
-            body += chunk
-        encoding = request.headers.get("content-encoding", "identity").strip().lower()
-        if encoding in ("identity", ""):
-            held.data = body
-        elif encoding in _ENCODINGS:
-            async with self._unpacking:
-                held.data = await self._decompressed(body, encoding, held)
-        else:
-            raise Refused(415, "bad_encoding", f"Content-Encoding must be gzip, deflate or identity; got '{encoding[:40]}'")
-
-    async def _decompressed(self, packed: Bulk, encoding: str, held: HeldBody) -> Bulk:
-        """Decompress in steps, so that each is counted before it takes memory, and other requests are served between them."""
-        limit = self.config.max_body
-        inflate = zlib.decompressobj(_ENCODINGS[encoding])
-        body = Bulk()
-        for first in range(0, len(packed), _STEP):
-            part = packed[first : first + _STEP]
-            while part and not inflate.eof:
-                held.hold(len(packed) + min(len(body) + MIB, limit))
-                try:
-                    body += await asyncio.to_thread(inflate.decompress, part, MIB)
-                except zlib.error as error:
-                    raise Refused(400, "bad_encoding", f"the body is not {encoding} data ({error})") from None
-                if len(body) > limit:
-                    raise self._too_large(f"more than {limit} bytes when unpacked")
-                part = inflate.unconsumed_tail
-            if inflate.eof:
-                break
-        if not inflate.eof:
-            raise Refused(400, "bad_encoding", f"the {encoding} body is cut off; send all of it")
-        if inflate.unused_data or first + _STEP < len(packed):
-            raise Refused(400, "bad_encoding", f"more follows the end of the {encoding} body; compress all of it at once")
-        held.hold(len(body))
-        return body
-
-    def _too_large(self, got: str) -> Refused:
-        return Refused(
-            413,
-            "body_too_large",
-            f"the body has {got}; at most {self.config.max_body} are taken: send fewer or smaller images, or start the server "
-            "with a larger `max_body_mib`",
-        )
-
-
-class HeldBody:
-    """The body of one request, or what was made of it, as long as it is in memory.
-
-    data: its decompressed bytes; empty once `take` was called.
-    """
-
-    def __init__(self, bodies: Bodies) -> None:
-        self._bodies, self._count, self.data = bodies, 0, Bulk()
-
-    def take(self) -> Bulk:
-        """The bytes, which the caller holds from now on."""
-        data, self.data = self.data, Bulk()
-        return data
-
-    def hold(self, count: int) -> None:
-        """Count so many bytes for this request. Raises Refused: that is too much for all requests together."""
-        more = count - self._count
-        if more > 0 and self._bodies.held + more > self._bodies.limit:
-            raise Refused(
-                429,
-                "memory_full",
-                f"the server holds {self._bodies.held // MIB} MiB of requests already, of at most {self._bodies.limit // MIB}; try "
-                "again later",
-                retry_after=1,
-            )
-        self._bodies.held += more
-        self._count = count
-
-
-__all__ = ["Bodies", "ClientDisconnect"]
-
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["code", "message"],
-            "properties": {"code": {"type": "string"}, "message": {"type": "string"}},
-        }
-    },
-}
-_V2_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
-_REFUSALS = {
-    400: "The request cannot be understood, or an image cannot be read.",
-    401: "No API key, or a wrong one.",
-    403: "A page of another server asks, or somebody elsewhere wants to load a model without a key.",
-    404: "No such model.",
-    408: "The body came too slowly, or the deadline that the request set has passed.",
-    413: "The body or an image is too large, or there are too many images.",
-    415: "A form of body that the server does not read.",
-    429: "Too many requests wait; Retry-After says how many seconds to wait.",
-    500: "The model failed.",
-    503: "The server is starting or stopping, or the processes that read or ran this request ended.",
-    504: "The longest time for a request has passed.",
-}
-
-
-def refusals(*, v2: bool = False) -> dict[int | str, dict[str, Any]]:
-    schema = _V2_ERROR if v2 else _ERROR
-    return {
-        status: {"description": text, "content": {"application/json": {"schema": schema}}} for status, text in _REFUSALS.items()
-    }
-
-
-_BINARY = {"schema": {"type": "string", "format": "binary"}}
-
-
-def detect_operation() -> dict[str, Any]:
-    """OpenAPI of POST /v1/detect: parameters, the forms of its body, and errors, which FastAPI cannot derive."""
-    schema = _inline_refs(DetectBody.model_json_schema())
-    plain = _inline_refs(Options.model_json_schema())["properties"]
-    fields = {name: _text_form(name, part) for name, part in plain.items()}
-    files = {"type": "array", "items": {"type": "string", "format": "binary"}, "minItems": 1}
-    shown = {"query_images": {**files, "description": schema["properties"]["query_images"]["description"]}}
-    properties = {"images": files, **shown, **fields}
-    form = {"type": "object", "required": ["images"], "properties": properties, "additionalProperties": False}
-    return {
-        "parameters": [
-            {"name": name, "in": "query", "required": False, "schema": part, "description": part.get("description", "")}
-            for name, part in fields.items()
-        ],
-        "requestBody": {
-            "required": True,
-            "content": {
-                "application/json": {"schema": schema},
-                "multipart/form-data": {"schema": form},
-                "image/jpeg": _BINARY,
-                "image/png": _BINARY,
-                "application/octet-stream": _BINARY,
-            },
-        },
-    }
-
-
-def infer_operation() -> dict[str, Any]:
-    """Body of POST /v2/models/{model}/infer."""
-    tensor = {
-        "type": "object",
-        "required": ["name", "shape", "datatype"],
-        "properties": {
-            "name": {"type": "string"},
-            "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-            "datatype": {"type": "string"},
-            "parameters": {"type": "object"},
-            "data": {"type": "array", "items": {}},
-        },
-    }
-    output = {
-        "type": "object",
-        "required": ["name"],
-        "properties": {"name": {"type": "string"}, "parameters": {"type": "object"}},
-    }
-    body = {
-        "type": "object",
-        "required": ["inputs"],
-        "properties": {
-            "id": {"type": "string"},
-            "parameters": {"type": "object"},
-            "inputs": {"type": "array", "items": tensor, "minItems": 1},
-            "outputs": {"type": "array", "items": output},
-        },
-    }
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": body}, "application/octet-stream": _BINARY},
-        }
-    }
-
-
-def _inline_refs(schema: dict[str, Any]) -> dict[str, Any]:
+def inline_refs(schema: dict[str, Any]) -> dict[str, Any]:
     """A JSON schema without references to `$defs`."""
     definitions = schema.pop("$defs", {})
 
@@ -625,11 +402,3 @@ def _inline_refs(schema: dict[str, Any]) -> dict[str, Any]:
 
     found: dict[str, Any] = walk(schema)
     return found
-
-
-def _text_form(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """A field of a form or of a query: lists are comma-separated text, and null means that it is left out."""
-    kinds = [part for part in schema.get("anyOf", [schema]) if part.get("type") != "null"]
-    kind = next((part for part in kinds if part["type"] != "array"), {"type": "string"})
-    text = schema.get("description") or kind.get("description") or ""
-    return {**kind, "description": f"{text} Commas stand between several." if name == "classes" else text}

@@ -23,8 +23,8 @@ from detrt.backends.tensorrt.v8.dialect import WEAK
 from detrt.backends.tensorrt.v8.rewrite import FP32_MARK
 from detrt.backends.tensorrt.versions import row_of
 from detrt.errors import EngineError, GraphError
-from detrt.graph.clean import set_opset
 from detrt.graph.msda_plugin import set_plugin_version
+from detrt.graph.opset import set_opset
 
 OLD = row_of("tensorrt", "8.5.3")
 DataType = Enum("DataType", ["FLOAT", "HALF", "INT32"])

@@ -38,10 +38,10 @@ def rewrite_weak(
         GraphError: what cannot be written out or in the opset that the version reads, or a type that it lacks.
     """
     from .... import graph
-    from ....graph.clean import lower_opset
     from ....graph.dialect import cumsum_to_matmul
     from ....graph.lower_msda import OP_TYPE, sum_by_reduction
     from ....graph.msda_plugin import NVIDIA_OP_TYPE, emit, plugin_nodes, set_plugin_version
+    from ....graph.opset import lower_opset
     from ....graph.raise_msda import raise_msda
     from ....graph.selections import return_selections
     from ...onnxruntime.session import optimize_basic
