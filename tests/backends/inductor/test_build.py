@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -109,6 +110,12 @@ def test_kernels_start_early_for_batches_of_few_pixels(tmp_path, monkeypatch, ba
     image = torch.empty(batch, 3, 640, 640, device="meta")
     compile.compile_package(CapturedGraph(None, (image,), ("x",), ("y",), {}, ranges), tmp_path / "package.pt2", form="artifact")
     assert given["triton.enable_pdl"] is early
+
+
+def test_an_option_that_pytorch_does_not_have_is_left_out(monkeypatch):
+    """PyTorch 2.8 refuses `triton.enable_pdl`."""
+    monkeypatch.setattr(compile, "config", SimpleNamespace(triton=SimpleNamespace()))
+    assert "triton.enable_pdl" not in options_for("cuda")
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._inductor import config
 
 from ...errors import ExportError
 from .capture import CapturedGraph
@@ -41,8 +42,9 @@ def options_for(device: str, tune: str = "", pixels: int = 0) -> dict[str, Any]:
         "comprehensive_padding": False,
         "reorder_for_peak_memory": False,
         "shape_padding": False,
-        "triton.enable_pdl": pixels <= _EARLY_PIXELS,  # programmatic dependent launch, of Hopper and newer
     }
+    if hasattr(config.triton, "enable_pdl"):  # programmatic dependent launch, of Hopper and newer; PyTorch 2.8 has none
+        options["triton.enable_pdl"] = pixels <= _EARLY_PIXELS
     if "max" in tune:
         options |= {"max_autotune": True}
     if "gemm" in tune:
