@@ -146,7 +146,7 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
 # key=value of ultralytics -> the words of detrt; {} stands for the value.
 _KEYS = {
     "conf": "--threshold {}", "imgsz": "--size {}", "device": "--device {}", "batch": "--batch {}", "vid_stride": "--every {}",
-    "max_det": "--max-detections {}", "project": "--save-dir {}",
+    "max_det": "--max-detections {}", "project": "--save-dir {}", "classes": "--classes {}",
 }  # fmt: skip
 _SAVED = {"save_txt": ("--save-txt", "labels"), "save_crop": ("--save-crops", "crops")}
 _FORMATS = {"engine": "tensorrt", "torchscript": "inductor", "pt2": "inductor"}  # others have one name in both
@@ -209,8 +209,17 @@ def command_hint(command: str, words: Iterable[str] = ()) -> str | None:
     for ours, names in _COMMANDS.items():
         if command.lower().replace("_", "-") in names:
             given = list(words)
-            return f"no such command {command!r}; use {line_of([command, *given]) or ours}"
+            return f"no such command {command!r}; use {line_of([command, *given]) or _filled(ours, given)}"
     return None
+
+
+def _filled(line: str, given: list[str]) -> str:
+    """A line with what was given in the place of its capital words, where each has one."""
+    places = [word for word in line.split() if word.isupper()]
+    if not line.startswith("detrt ") or len(places) != len(given) or any(word.startswith("-") for word in given):
+        return line
+    rest = iter(given)
+    return " ".join(shlex.quote(next(rest)) if word.isupper() else word for word in line.split())
 
 
 def line_of(words: list[str]) -> str | None:
@@ -231,7 +240,7 @@ def line_of(words: list[str]) -> str | None:
         target = _FORMATS.get(name, name if name in [build.name for row in TARGETS for build in row.builds] else "auto")
         line = f"detrt build {model} -o BUNDLE --target {target}"
         line += " --precision fp16" if "half" in true else " --precision int8 --calibration DIR" if "int8" in true else ""
-        return line + "".join(f" {_KEYS[key].format(shlex.quote(keys[key]))}" for key in ("imgsz", "batch") if key in keys)
+        return line + "".join(f" {_key(key, keys[key])}" for key in ("imgsz", "batch") if key in keys)
     if mode == "train":
         return next(ours for ours, names in _COMMANDS.items() if mode in names)
     if mode == "benchmark":
@@ -240,9 +249,19 @@ def line_of(words: list[str]) -> str | None:
         data = shlex.quote(keys["data"]) if "data" in keys else "DATA.yaml"
         return f"detrt eval {model} --ground-truth {data}" + (f" --batch {keys['batch']}" if "batch" in keys else "")
     line = f"detrt detect {model} {shlex.quote(keys.get('source', 'IMAGES'))}" + (" --track" if mode == "track" else "")
-    line += "".join(f" {_KEYS[key].format(shlex.quote(value))}" for key, value in keys.items() if key in _KEYS and key != "batch")
+    line += "".join(f" {_key(key, value)}" for key, value in keys.items() if key in _KEYS and key != "batch")
     line += "".join(f" {flag} {folder}" for key, (flag, folder) in _SAVED.items() if key in true)
     return line if "project" in keys or "save" not in true else f"{line} --save-dir runs"
+
+
+def _key(key: str, value: str) -> str:
+    """The option of a key with its value: 640,480 is a height and a width, and 0,2 or [0, 2] are ids of classes."""
+    parts = [part.strip() for part in value.strip("[]() ").split(",")]
+    if key == "imgsz":
+        value = "x".join(parts)
+    elif key == "classes":
+        value = ",".join(f"id:{part}" if part.isdecimal() else part for part in parts)
+    return _KEYS[key].format(shlex.quote(value))
 
 
 def hint(option: str, command: str, options_of: Callable[[str], Iterable[str]], commands: Iterable[str]) -> str | None:
