@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 pytest.importorskip("torch", reason="needs the 'export' extra")
 pytest.importorskip("pycocotools", reason="needs the 'eval' extra")
 
+from PIL import Image
 from typer.testing import CliRunner
 
 from detrt.backends.open import open_session
@@ -66,17 +68,19 @@ def test_a_report_goes_on_and_ends_in_a_page(monkeypatch, tmp_path):
     detrt(*arguments[:-1], "3", *kept)  # another choice is measured
     assert ran == ["fp32"]
     ran.clear()
-    for damaged in ("[", '{"a": 1, "b": [2]}'):
-        (tmp_path / "kept" / run_report.DONE).write_text(damaged, "utf-8")
+    file = tmp_path / "kept" / run_report.DONE
+    for damaged in ("[", '{"a": 1, "b": [2]}', json.dumps({key: [{"x": 1}] for key in json.loads(file.read_text("utf-8"))})):
+        file.write_text(damaged, "utf-8")
         detrt(*arguments, *kept)
-    assert ran == ["fp32"] * 2
+    assert ran == ["fp32"] * 3
 
 
 def test_two_reports_keep_their_rows_in_one_folder(tmp_path):
     first, second = (run_report._Done(tmp_path / run_report.DONE) for _ in range(2))
-    first.add("a", [{"model": "a"}])
-    second.add("b", [{"model": "b"}])
-    assert run_report._Done(tmp_path / run_report.DONE).rows == {"a": [{"model": "a"}], "b": [{"model": "b"}]}
+    rows = {name: [{"model": name, "precision": "fp32", "batch": 1, "check": ""}] for name in "ab"}
+    first.add("a", rows["a"])
+    second.add("b", rows["b"])
+    assert run_report._Done(tmp_path / run_report.DONE).rows == rows
     assert run_report._name("hf:x/a", "fp32") == "hf-x-a.fp32" and run_report._name("..", "fp32") == "model.fp32"
     assert len({run_report._name("x" * count, "fp32") for count in (300, 301)}) == 2
 
@@ -189,7 +193,7 @@ def test_a_failure_leaves_a_row_and_the_others_go_on(monkeypatch, tmp_path, erro
     told = detrt(
         "random:yolos/tiny", "--target", "onnx", "--precisions", "fp16,fp32", "--batches", "1", "--repeats", "1", code=code
     )
-    assert str(error) in told and "fp32" in told
+    assert f"random:yolos/tiny in fp16, batch 1: {error}" in told.splitlines() and "fp32" in told and " failed" in told
 
 
 @pytest.mark.parametrize(
@@ -197,17 +201,28 @@ def test_a_failure_leaves_a_row_and_the_others_go_on(monkeypatch, tmp_path, erro
     [
         (["--target", "trt"], "--target must be one of tensorrt-rtx, tensorrt, openvino, onnx; got 'trt'"),
         (["--target", "onnx", "--precisions", "fp32,half"], "got 'half'"),
+        (["--target", "onnx", "--precisions", "fp32,fp32"], "--precisions has one of fp32, fp32 twice"),
+        (["--target", "onnx", "--batches", "1,4,1"], "--batches has one of 1, 4, 1 twice"),
         (["--target", "onnx", "--precisions", "fp32,int8"], "int8 needs images like those of the deployment"),
         (["--target", "onnx", "--batches", "0"], "--batches must be comma-separated integers above 0, such as 1,4,8; got '0'"),
         (["--target", "onnx", "--coco", "."], "annotations/instances_val2017.json and val2017/"),
         (["--target", "onnx", "--coco", ".", "--images", "."], "not both"),
         (["--target", "onnx", "--images", "."], "needs both --ground-truth"),
         (["--target", "onnx", "-o", "."], "a folder has that name"),
+        (["--target", "onnx", "--ground-truth", "wrong.json", "--images", "."], "'a.png' has 9x9 pixels, 'wrong.json' says 9x8"),
     ],
 )
-def test_bad_choices_are_refused_before_any_work(arguments, said, monkeypatch, capfd):
+def test_bad_choices_are_refused_before_any_work(arguments, said, monkeypatch, capfd, tmp_path):
     from detrt import cli
 
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (9, 9)).save("a.png")
+    truth = {
+        "images": [{"id": 1, "file_name": "a.png", "width": 9, "height": 8}],
+        "categories": [{"id": 1, "name": "circle"}],
+        "annotations": [{"image_id": 1, "category_id": 1, "bbox": [1, 1, 3, 3]}],
+    }
+    Path("wrong.json").write_text(json.dumps(truth))
     monkeypatch.setattr("sys.argv", ["detrt", "report", "embedded:shapes", *arguments])
     with pytest.raises(SystemExit) as ended:
         raise SystemExit(cli.main())

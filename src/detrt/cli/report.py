@@ -90,12 +90,20 @@ class ReportConfig:
             raise DetrtError(f"--target must be one of {', '.join(REPORT_TARGETS)}; got {self.target!r}")
         if not self.precisions:
             raise DetrtError("--precisions is empty; give one or more of fp32, fp16, bf16, int8, fp8")
+        for name, values in (("--precisions", self.precisions), ("--batches", self.batches)):
+            if len(set(values)) < len(values):
+                raise DetrtError(f"{name} has one of {', '.join(map(str, values))} twice; give each once")
         for name in self.precisions:
             self.precision(name)
         if self.calibration is not None:
             expand_inputs([str(self.calibration)])  # now, rather than as the error of some rows
         if self.ground_truth is not None:
-            load_dataset(self.ground_truth)
+            if self.images is None:
+                load_dataset(self.ground_truth)
+            else:
+                from ..evaluation.coco import read_dataset
+
+                read_dataset(self.ground_truth, self.images)
         self.bench(self.batches[0] if self.batches else 0, evaluated=True)
 
     def precision(self, name: str) -> PrecisionConfig:
@@ -163,9 +171,17 @@ def report(
     if json_file:
         show.write_json(found, json_file)
     if json_file != "-":
-        print(_title(found))
+        show.paragraph(_title(found))
         right = [column for column, index in enumerate(shown) if 2 <= index < len(_COLUMNS) - 1]
-        show.table("", columns, filled, right=right, keys=3)
+        # A reason is longer than a column is wide.
+        cells = [
+            ["failed" if "error" in row and cell == row["error"] else cell for cell in line]
+            for row, line in zip(found["rows"], filled, strict=True)
+        ]
+        show.table("", columns, cells, right=right, keys=3)
+        for row, (model, precision, batch, *_) in zip(found["rows"], rows, strict=True):
+            if "error" in row:
+                show.paragraph(f"{model} in {precision}, batch {batch}: {row['error']}")
     if any(row["check"] == FAILED for row in found["rows"]):
         raise typer.Exit(3)
     if any("error" in row for row in found["rows"]):

@@ -173,6 +173,10 @@ def _rows(
     return rows
 
 
+def _is_row(value: object) -> bool:
+    return isinstance(value, dict) and {"model", "precision", "batch", "check"} <= value.keys()
+
+
 class _Done:
     """The rows that earlier runs measured, by the digest of what they depend on; a file that cannot be read holds none."""
 
@@ -185,7 +189,7 @@ class _Done:
         with contextlib.suppress(DetrtError):
             kept = files.read_json(self.path, "rows that are done")
         rows = kept.items() if isinstance(kept, dict) else ()
-        return {key: some for key, some in rows if isinstance(some, list) and all(isinstance(row, dict) for row in some)}
+        return {key: some for key, some in rows if isinstance(some, list) and all(map(_is_row, some))}
 
     def add(self, key: str, rows: list[dict[str, Any]]) -> None:
         """Add to what is there by now: another report may keep its rows in the same folder."""

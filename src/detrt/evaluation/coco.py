@@ -18,7 +18,7 @@ from .. import files
 from ..backends.base import Session
 from ..bundle import Bundle
 from ..data.coco import CocoDataset, Entry, check_masks, is_segmentation
-from ..data.datasets import load_dataset
+from ..data.datasets import load_dataset, size_of
 from ..data.preprocess import SizeHW
 from ..data.tiles import make_tiling
 from ..detections import Detections
@@ -280,7 +280,11 @@ def read_dataset(
     folder = images_dir if images_dir is not None else dataset.folder
     if folder is None:
         raise ImageError(f"'{os.fspath(coco_json)}' does not say where its images lie; give `images=DIR`")
-    return dataset, dataset.files(folder)
+    paths = dataset.files(folder)
+    for image, path in zip(dataset.images, paths, strict=True):
+        if None not in (image.get("height"), image.get("width")):
+            dataset.check_size(image["id"], size_of(path))
+    return dataset, paths
 
 
 def bind_categories(session: Session, categories: Iterable[Entry]) -> Session:
