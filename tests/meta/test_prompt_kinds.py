@@ -22,6 +22,7 @@ OTHER_MEANINGS = {
     ("detector.py", "classes"),
     ("cli/detect.py", "phrases"),
     ("cli/describe.py", "classes"),
+    ("cli/spellings.py", "classes"),
     ("evaluation/report.py", "classes"),
     ("evaluation/coco.py", "names"),
     ("serve/app.py", "classes"),
