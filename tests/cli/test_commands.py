@@ -240,7 +240,7 @@ def test_demo_refuses(cli, place):
 def test_masks_of_a_model_that_has_none(cli, place):
     pytest.importorskip("pycocotools", reason="needs the 'eval' extra")
     truth = {
-        "images": [{"id": 1, "file_name": "blue.png", "height": 8, "width": 12}],
+        "images": [{"id": 1, "file_name": "blue.png", "height": 16, "width": 24}],
         "categories": [{"id": 1, "name": "blue"}],
         "annotations": [{"image_id": 1, "category_id": 1, "bbox": [0, 0, 4, 4], "segmentation": [[0, 0, 4, 0, 4, 4]]}],
     }
