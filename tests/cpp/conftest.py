@@ -107,8 +107,8 @@ def photos(tmp_path_factory) -> list[Path]:
     source = Image.fromarray(np.clip(smooth + rng.normal(0, 12, smooth.shape), 0, 255).astype(np.uint8))
     grey = source.convert("L")
     wide = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
-    decompose_when_compiled = source.convert("RGBA")
-    decompose_when_compiled.putalpha(grey)
+    with_alpha = source.convert("RGBA")
+    with_alpha.putalpha(grey)
     exif = Image.Exif()
 
     def save(image: Image.Image, name: str, **options) -> None:
@@ -130,7 +130,7 @@ def photos(tmp_path_factory) -> list[Path]:
     save(source.quantize(3), "palette2.png", bits=2)
     save(grey.convert("1"), "bits.png")
     save(wide, "grey16.png")
-    save(decompose_when_compiled, "alpha.png")
+    save(with_alpha, "alpha.png")
     save(source.convert("LA"), "grey-alpha.png")
     save(source, "plain.ppm")
     save(grey, "grey.pgm")

@@ -61,6 +61,18 @@ def test_no_branch_depends_on_a_task():
         'OWN = ("masks", "quads")\nif field in OWN: pass',
         'class Kind(Enum):\n    ORDER = "reading_order"\nif kind is Kind.ORDER: pass',
         "x = dict(masks=1)[field]",
+        'def f(field):\n    own = "masks"\n    return field == own',
+        'def f(field, own="quads"):\n    return field == own',
+        'if any(field == own for own in ("masks", "quads")): pass',
+        'if operator.eq(field, "masks"): pass',
+        'x = list(filter("masks".__eq__, fields))',
+        'if {"masks", "quads"} & {field}: pass',
+        'x = dict([("masks", 1)])[field]',
+        'x = getattr(found, "reading_order")',
+        'if field == "reading" + "_order": pass',
+        'if re.match("masks|quads", field): pass',
+        'if field.upper() == "MASKS": pass',
+        'if field[:5] == "masks": pass',
     ],
 )
 def test_a_planted_branch_is_seen(line):

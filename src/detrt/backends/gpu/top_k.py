@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...data.postprocess import Candidates, count_candidates
-from ...models.ops.msda import decompose_when_compiled, triton_available
+from ...models.ops.compiling import decompose_when_compiled, kernel_wrapper
+from ...models.ops.msda import triton_available
 from ...spec import LOGITS, PRED_BOXES, ModelSpec
 
 OP = "detrt::top_k"
@@ -39,7 +40,7 @@ def _run(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if scores.device.type == "cuda" and triton_available() and is_faster(rows, n, k):
         from .top_k_triton import rank_scores
 
-        launch = torch.library.wrap_triton if type(scores) not in (Tensor, torch.nn.Parameter) else None
+        launch = kernel_wrapper(scores)
         chunk = chunk_length(n, k)
         values, indices = rank_scores(scores.contiguous(), None, k, chunk, launch)
         return (values, indices) if chunk >= n else rank_scores(values, indices, k, values.shape[1], launch)

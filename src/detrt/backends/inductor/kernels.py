@@ -13,12 +13,12 @@ calls, takes twice as long for a few hundred tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...models.ops.msda import decompose_when_compiled, triton_available
+from ...models.ops.compiling import decompose_when_compiled, kernel_wrapper
+from ...models.ops.msda import triton_available
 
 LINEAR_RELU = "detrt::linear_relu"
 CONV_RELU = "detrt::conv_relu"
@@ -118,7 +118,7 @@ def _run(qkv: Tensor, bias: Tensor, mask: Tensor | None, heads: int, scale: floa
         from .windows_triton import launch_windows
 
         contiguous = (qkv.contiguous(), bias.contiguous(), None if mask is None else mask.contiguous())
-        return launch_windows(*contiguous, heads, scale, _launch(qkv))
+        return launch_windows(*contiguous, heads, scale, kernel_wrapper(qkv))
     return portable(qkv, bias, mask, heads, scale)
 
 
@@ -181,7 +181,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, at: Sequence[int], heads: int, d
     if _has_kernel(q) and dim in ATTENTION_DIMS:
         from .attention_triton import launch_attention
 
-        return launch_attention(q.contiguous(), k.contiguous(), v.contiguous(), at, heads, dim, scale, launch=_launch(q))
+        return launch_attention(q.contiguous(), k.contiguous(), v.contiguous(), at, heads, dim, scale, launch=kernel_wrapper(q))
     end = heads * dim
     split = [t[..., a : a + end].unflatten(2, (heads, dim)).transpose(1, 2) for t, a in zip((q, k, v), at, strict=True)]
     weights = (split[0] @ split[1].transpose(-1, -2) * scale).softmax(-1).to(v.dtype)
@@ -222,7 +222,7 @@ def _depthwise(data: Tensor, weight: Tensor, bias: Tensor, stride: int, padding:
         from .layers_triton import launch_depthwise
 
         rows = data.permute(0, 2, 3, 1).contiguous()
-        return launch_depthwise(rows, weight, bias, stride, padding, relu, launch=_launch(data)).permute(0, 3, 1, 2)
+        return launch_depthwise(rows, weight, bias, stride, padding, relu, launch=kernel_wrapper(data)).permute(0, 3, 1, 2)
     kernel = weight.permute(2, 0, 1)[:, None]
     out = torch.conv2d(data, kernel, bias, [stride, stride], list(padding), [1, 1], weight.shape[2])
     return (out.relu() if relu else out).contiguous(memory_format=torch.channels_last)
@@ -244,7 +244,7 @@ def _linear_gelu(data: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         from .layers_triton import launch_linear_gelu
 
         rows = data.reshape(-1, data.shape[-1]).contiguous()
-        out = launch_linear_gelu(rows, weight.contiguous(), bias, launch=_launch(data))
+        out = launch_linear_gelu(rows, weight.contiguous(), bias, launch=kernel_wrapper(data))
         return out.view(*data.shape[:-1], weight.shape[0])
     return torch.nn.functional.gelu(torch.nn.functional.linear(data, weight, bias))
 
@@ -259,11 +259,6 @@ def linear_gelu_is_faster(rows: int, outputs: int, inputs: int) -> bool:
 
 def _has_kernel(tensor: Tensor) -> bool:
     return tensor.device.type == "cuda" and triton_available() and tensor.dtype in (torch.float16, torch.bfloat16)
-
-
-def _launch(tensor: Tensor) -> Any:
-    """The wrapper of a Triton kernel for PyTorch's compiler, if it traces this tensor."""
-    return torch.library.wrap_triton if type(tensor) not in (Tensor, torch.nn.Parameter) else None
 
 
 for _name, _kernel, _shapes in (

@@ -17,11 +17,12 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from .compiling import decompose_when_compiled, is_traced
 
 OP = "detrt::ms_deform_attn"
 FUSED_OP = "detrt::ms_deform_attn_fused"
@@ -97,7 +98,7 @@ def _run(
         return launch_msda(
             value, spatial_shapes, None, sampling_locations, attention_weights, points_per_level, discrete=discrete
         )
-    implementation = traceable_reference if _is_traced(value) else reference
+    implementation = traceable_reference if is_traced(value) else reference
     return implementation(value, spatial_shapes, sampling_locations, attention_weights, points_per_level, discrete)
 
 
@@ -127,14 +128,9 @@ def _run_fused(
             discrete,
         )
     locations = locations_of(value, spatial_shapes, reference_points, sampling_offsets, points_per_level, offset_scale)
-    implementation = traceable_reference if _is_traced(value) else reference
+    implementation = traceable_reference if is_traced(value) else reference
     weights = normalize_weights(value, attention_logits)
     return implementation(value, spatial_shapes, locations, weights, points_per_level, discrete)
-
-
-def _is_traced(value: Tensor) -> bool:
-    """Whether a compiler is tracing, so that values cannot be read on the host."""
-    return type(value) not in (Tensor, torch.nn.Parameter)
 
 
 _LIBRARY.impl("ms_deform_attn", _run, "CompositeExplicitAutograd")
@@ -168,31 +164,6 @@ def _fake_fused(
     _check(value, spatial_shapes, sampling_offsets, attention_logits, points_per_level)
     _check_references(reference_points, sampling_offsets, points_per_level)
     return value.new_empty(value.shape[0], sampling_offsets.shape[1], value.shape[2] * value.shape[3])
-
-
-def decompose_when_compiled(op: str, run: Any, library: Any) -> None:
-    """Decompose the op when a program is compiled, but keep it as one node when a program is exported.
-
-    This is the behaviour of `torch.library.triton_op`, which cannot be used here: it needs Triton at registration, and its
-    kernel on every device.
-    """
-    from torch._subclasses.functional_tensor import FunctionalTensorMode
-
-    def rule(mode: Any, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if _exporting():
-            return mode.__torch_dispatch__(function, types, args, kwargs or {})
-        with mode:
-            return run(*args, **(kwargs or {}))
-
-    torch.library.register_torch_dispatch(op, FunctionalTensorMode, rule, lib=library)
-
-
-def _exporting() -> bool:
-    try:
-        from torch.export._trace import custom_triton_ops_decomposition_disabled
-    except ImportError:  # torch before 2.9 cannot tell exports apart, so that both ops are always kept as nodes
-        return True
-    return custom_triton_ops_decomposition_disabled()
 
 
 decompose_when_compiled(OP, _run, _LIBRARY)

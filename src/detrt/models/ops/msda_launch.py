@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .compiling import is_traced
 from .msda_tiles import Tile, choose, power_of_two
 from .msda_triton import msda_kernel
 from .msda_triton_many import msda_many_queries_kernel
@@ -46,12 +47,12 @@ def launch_msda(
     value, locations, weights = _contiguous(value, 2), _contiguous(_single(locations), 3), _contiguous(_single(weights), 2)
     if not isinstance(value.stride(1), int):
         value = value.contiguous()  # the kernel takes the stride of tokens as a constant
-    if _is_traced(value):
+    if is_traced(value):
         # PyTorch's compiler keeps the order of strides, but not their values, which are constants in the kernel's call.
         value, locations, weights = value.contiguous(), locations.contiguous(), weights.contiguous()
     shapes = spatial_shapes.to(device=value.device, non_blocking=True).contiguous()
     references = locations if reference_points is None else _contiguous(_single(reference_points), 1)
-    if _is_traced(value):
+    if is_traced(value):
         references = references.contiguous()
     steps = (0, 0, 0)
     if reference_points is not None:
@@ -63,7 +64,7 @@ def launch_msda(
     max_offsets = (tokens * value.stride(1), queries * locations.stride(1), queries * weights.stride(1), queries * steps[1])
     blocks = (queries + tile.queries - 1) // tile.queries
     kernel = msda_many_queries_kernel if tile.heads_per_program else msda_kernel
-    if _is_traced(value):
+    if is_traced(value):
         kernel = torch.library.wrap_triton(kernel)
     if tile.heads_per_program:
         kernel_options = {"HEADS_PER_PROGRAM": tile.heads_per_program, "BLOCK_P": tile.points}
@@ -109,10 +110,6 @@ def launch_msda(
         num_stages=1,
     )
     return out
-
-
-def _is_traced(tensor: Tensor) -> bool:
-    return type(tensor) not in (Tensor, torch.nn.Parameter)
 
 
 def _equals(size: Any, number: int) -> bool:
