@@ -191,6 +191,20 @@ def test_what_is_not_merged_is_refused_by_name(tmp_path: Path, base: Any, what: 
         load_source(_write(tmp_path, base, adapter, settings, own))
 
 
+@pytest.mark.parametrize("also", [False, True])
+def test_adapters_in_inner_folders_are_told(tmp_path: Path, base: Any, also: bool) -> None:
+    pair = _pair(base[1], LINEAR, 2)
+    ref = _write(tmp_path, base, pair if also else None, SETTINGS if also else None)
+    for name in ("second", "first"):
+        (tmp_path / name).mkdir()
+        save_file(pair, tmp_path / name / "adapter_model.safetensors")
+        (tmp_path / name / "adapter_config.json").write_text(json.dumps(SETTINGS))
+    source = load_source(ref)
+    assert "adapters in first, second were not read" in " ".join(source.notes)
+    same = torch.equal(source.module.state_dict()[f"{LINEAR}.weight"], base[1][f"{LINEAR}.weight"])
+    assert same is not also
+
+
 def test_an_adapter_alone_is_named(tmp_path: Path, base: Any) -> None:
     save_file(_pair(base[1], LINEAR, 2), tmp_path / "adapter_model.safetensors")
     (tmp_path / "adapter_config.json").write_text(json.dumps({**SETTINGS, "base_model_name_or_path": "org/its-base"}))

@@ -50,6 +50,16 @@ def adapter_in(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (CONFIG, *WEIGHTS))
 
 
+def beside(folder: Path) -> tuple[str, ...]:
+    """A note on adapters in folders inside a folder, where PEFT puts those that have a name, and which are not read."""
+    names = sorted(one.name for one in folder.iterdir() if one.is_dir() and adapter_in(one))
+    if not names:
+        return ()
+    return (
+        f"adapters in {', '.join(names[:5])} were not read: to merge one, put its {CONFIG} and {WEIGHTS[0]} beside the weights",
+    )
+
+
 def why_alone(folder: Path) -> str:
     """What to do about a folder that holds an adapter and no model; "" for another folder."""
     if not adapter_in(folder):

@@ -342,7 +342,7 @@ def _without_adapter(folder: Path, ref: str, row: Family) -> Iterator[tuple[Path
 
     present = any((folder / name).is_file() for name in WEIGHTS)
     if not present or not (adapters.adapter_in(folder) or any(map(adapters.is_unmerged, _stored_names(folder)))):
-        yield folder, ()
+        yield folder, adapters.beside(folder)
         return
     state, note = adapters.merged(folder, _read_state(folder), ref, lambda names: _stored_by_module(folder, row, names))
     with tempfile.TemporaryDirectory() as made:
@@ -351,7 +351,7 @@ def _without_adapter(folder: Path, ref: str, row: Family) -> Iterator[tuple[Path
                 (Path(made) / path.name).symlink_to(path.absolute())
         # Copies: safetensors refuses tensors that share memory.
         save_file({key: tensor.clone().contiguous() for key, tensor in state.items()}, Path(made) / WEIGHTS[0], {"format": "pt"})
-        yield Path(made), (note,)
+        yield Path(made), (note, *adapters.beside(folder))
 
 
 def _stored_by_module(folder: Path, row: Family, names: Iterable[str]) -> dict[str, str]:
