@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from detrt.errors import SourceError, SpecError
 from detrt.models.families import BY_NAME
-from detrt.models.hub import _remote_code
+from detrt.models.hub import _remote_code, weights_digest
 from detrt.models.load import load_source
 from detrt.models.random import build
 
@@ -48,10 +48,10 @@ def edit_json(path, **changes):
     path.write_text(json.dumps({**data, **changes}))
 
 
-def edit_weights(folder, change):
-    weights = load_file(folder / "model.safetensors")
+def edit_weights(folder, change, name="model.safetensors"):
+    weights = load_file(folder / name)
     change(weights)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights, folder / name, metadata={"format": "pt"})
 
 
 def same_model(a, b):
@@ -119,6 +119,36 @@ def test_sharded_safetensors(tiny, tmp_path):
         load_source(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        ([], "has no 'metadata', or no 'weight_map'"),
+        ({"weight_map": {"a": "model.safetensors"}}, "has no 'metadata'"),
+        ({"metadata": {}, "weight_map": 5}, "or no 'weight_map'"),
+        ({"metadata": {}, "weight_map": {}}, "or no 'weight_map'"),
+        ({"metadata": {}, "weight_map": {"a": 5}}, "names the file 5, which is none beside it; refused"),
+        ({"metadata": {}, "weight_map": {"a": "../other.safetensors"}}, r"'\.\./other\.safetensors', which is none beside it"),
+        ({"metadata": {}, "weight_map": {"a": "a\0b"}}, "which is none beside it"),
+    ],
+    ids=str,
+)
+def test_damaged_indexes_of_weights(index, words, folder):
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(SourceError, match=words):
+        load_source(str(folder))
+
+
+def test_a_shard_of_any_name_is_in_the_digest(folder):
+    names = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, "other.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    before = weights_digest(folder)
+    edit_weights(folder, lambda weights: weights["model.enc_output.0.weight"].add_(1), "other.safetensors")
+    assert weights_digest(folder) != before
+
+
 def test_pytorch_bin(folder, tiny):
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
@@ -156,6 +186,12 @@ DAMAGE = {
         "'bert', which detrt does not know.*rt_detr_v2",
     ),
     "wrong type in the config": (lambda f: edit_json(f / "config.json", num_queries="many"), "num_queries.*'many'"),
+    "endless config": (lambda f: edit_json(f / "config.json", encoder_layers=10**9), "encoder_layers 1000000000; at most 1000"),
+    "endless names": (lambda f: edit_json(f / "config.json", num_labels=10**400), r"num_labels 10{39} \.\.\.; at most 1000000"),
+    "endless backbone": (
+        lambda f: edit_json(f / "config.json", text_config={"num_hidden_layers": 10**9}),
+        "num_hidden_layers 1000000000",
+    ),
     "impossible config": (lambda f: edit_json(f / "config.json", d_model=-8), "cannot be loaded"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), r"has no weights; expected one of model\.safetensors"),
     "truncated weights": (cut, "damaged or truncated.*copy, download or save"),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import files
 from ..bundle import MANIFEST, Provenance
-from ..errors import MissingPackageError, SourceError
+from ..errors import MissingPackageError, SourceError, one_line
 from ..spec import AUTHORS, OWN, TRANSFORMERS
 from . import adapters, trust
 from .checkpoints import timm
@@ -227,7 +227,21 @@ def read_config(folder: Path) -> dict[str, Any]:
     config = files.read_json(path, "configuration", SourceError)
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise SourceError(f"'{path}' has no model_type; it is not a transformers checkpoint")
+    _check_counts(path, config)
     return config
+
+
+# Ends of names of fields, and the largest count that a detector may have: transformers would make that many modules or names.
+_MOST = {"layers": 1000, "num_labels": 1_000_000, "num_queries": 1_000_000}
+
+
+def _check_counts(path: Path, config: dict[str, Any]) -> None:
+    for name, value in config.items():
+        if isinstance(value, dict):
+            _check_counts(path, value)
+        most = next((most for end, most in _MOST.items() if name.endswith(end)), None)
+        if most is not None and isinstance(value, int) and value > most:
+            raise SourceError(f"'{path}' has the {name} {one_line(value, 40)}; at most {most} can be; correct it")
 
 
 def require_transformers() -> Any:
@@ -385,8 +399,7 @@ def _stored_names(folder: Path) -> list[str]:
 
     first = next(name for name in WEIGHTS if (folder / name).is_file())
     if first.endswith(".index.json"):
-        found = files.read_json(folder / first, "index of weights", SourceError)
-        return list(found.get("weight_map", ())) if isinstance(found, dict) else []
+        return list(_shards(folder / first))
     try:
         if first.endswith(".bin"):
             return list(torch.load(folder / first, map_location="meta", weights_only=True, mmap=True))
@@ -413,7 +426,7 @@ def _read_state(folder: Path) -> dict[str, torch.Tensor]:
     first = next(name for name in WEIGHTS if (folder / name).is_file())
     shards = [first]
     if first.endswith(".json"):
-        shards = sorted(set(files.read_json(folder / first, "index of weights", SourceError)["weight_map"].values()))
+        shards = sorted(set(_shards(folder / first).values()))
     state: dict[str, torch.Tensor] = {}
     for shard in shards:
         path = folder / shard
@@ -424,15 +437,33 @@ def _read_state(folder: Path) -> dict[str, torch.Tensor]:
     return state
 
 
+def _shards(index: Path) -> dict[str, str]:
+    """Name of a tensor -> name of the file beside the index that has it.
+
+    Raises:
+        SourceError: another form, or a file elsewhere.
+    """
+    found = files.read_json(index, "index of weights", SourceError)
+    shards = found.get("weight_map") if isinstance(found, dict) and isinstance(found.get("metadata"), dict) else None
+    if not isinstance(shards, dict) or not shards:
+        raise SourceError(f"'{index}' has no 'metadata', or no 'weight_map' of tensors to files; save the checkpoint again")
+    for name in shards.values():
+        if not isinstance(name, str) or Path(name).name != name or not files.is_file_name(name):
+            raise SourceError(f"'{index}' names the file {one_line(repr(name), 80)}, which is none beside it; refused")
+    return shards
+
+
 def _weight_files(folder: Path) -> list[Path]:
-    return [*folder.glob("model*.safetensors"), *folder.glob("pytorch_model*.bin")]
+    """All that weights are read from, and what is named as they are. Raises SourceError: a damaged index."""
+    named = {folder / name for index in folder.glob("*.index.json") if index.name in WEIGHTS for name in _shards(index).values()}
+    return sorted({*folder.glob("model*.safetensors"), *folder.glob("pytorch_model*.bin"), *named})
 
 
 def weights_digest(folder: Path) -> str:
     """One SHA-256 over the digests of the weight files, in name order."""
     digest = hashlib.sha256()
     adapted = [path for name in (adapters.CONFIG, *adapters.WEIGHTS) if (path := folder / name).is_file()]
-    for path in sorted([*_weight_files(folder), *adapted]):
+    for path in sorted([*filter(Path.is_file, _weight_files(folder)), *adapted]):
         digest.update(files.sha256_of(path).encode())
     return digest.hexdigest()
 
