@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import re
 import socket
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from detrt.backends.worker_process import Bulk, Channel, packed
+from detrt.backends import worker_process
+from detrt.backends.worker_process import Bulk, Channel, module_command, packed
 
 KIB = 1024
 ARRAY = np.arange(100 * KIB, dtype=np.int64).reshape(100, KIB)
@@ -105,3 +108,23 @@ def test_a_worker_that_never_ends_ends_with_its_parent():
             assert process.wait(30) == 1
         finally:
             process.kill()
+
+
+def test_a_module_of_the_current_folder_is_not_run(tmp_path):
+    """In a folder of somebody else, a server would run its json.py in each of its workers."""
+    for name in ("json", "runpy", "sitecustomize", "numpy", "detrt", "tool"):
+        (tmp_path / f"{name}.py").write_text("open('ran', 'w')")
+    options = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 60}
+    done = subprocess.run([*module_command("json.tool"), "-", "--compact"], input='{"a": 1}', **options)
+    assert done.stdout == '{"a":1}\n' and done.returncode == 0, done.stderr
+    assert not (tmp_path / "ran").exists()
+    subprocess.run([sys.executable, "-m", "json.tool"], input="{}", **options)
+    assert (tmp_path / "ran").exists()
+
+
+def test_no_worker_is_started_by_another_command():
+    """`python -m` has the current folder first in its search of modules."""
+    package = Path(worker_process.__file__).parents[1]
+    assert [path.name for path in package.rglob("*.py") if re.search(r'sys\.executable, "-[mc]"', path.read_text("utf-8"))] == [
+        "worker_process.py"
+    ]

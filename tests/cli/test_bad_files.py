@@ -7,6 +7,7 @@ import json
 import os
 import struct
 import subprocess
+import threading
 import zlib
 from pathlib import Path
 
@@ -274,6 +275,25 @@ def test_last_write_fails(cli, place, monkeypatch, number):
     for output in ("bundle", "new/deep"):
         cli.refused("build", "model.onnx", "-o", output, "--target", "onnx", names=f"'{output}", advice=advice)
     assert broken.hits == 2 and snapshot(place) == before
+
+
+def test_a_working_folder_that_is_gone(cli, place, monkeypatch):
+    (place / "gone").mkdir()
+    monkeypatch.chdir(place / "gone")
+    (place / "gone").rmdir()
+    done = cli("detect", place / "bundle", place / "in", "--json", "found.jsonl", code=2)
+    assert done.err == "detrt: the working folder does not exist any more; change to one that does\n"
+
+
+def test_no_thread_can_be_started(cli, place, monkeypatch):
+    """As with the limit of processes of a container."""
+
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    done = cli("detect", "bundle", "in", code=2)
+    assert done.err.startswith("detrt: no thread can be started; raise the limit of processes")
 
 
 def test_folder_that_may_not_be_written(cli, place, monkeypatch):

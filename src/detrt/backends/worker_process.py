@@ -172,11 +172,23 @@ class Channel:
         return buffer
 
 
+# What `python -m` does, but for the current folder in the search of modules: a json.py there would be run in place of Python's own.
+_RUN = (
+    "import sys; sys.path = [path for path in sys.path if path]; del sys.argv[0]; import runpy; "
+    "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+)
+
+
+def module_command(module: str) -> tuple[str, ...]:
+    """The command that runs a module of this environment; arguments are appended."""
+    return (sys.executable, "-c", _RUN, module)
+
+
 class Worker:
     """A worker process as its parent sees it.
 
     Args:
-        command: program and arguments, e.g. (sys.executable, "-m", "detrt.jobs.worker"); the descriptor is appended.
+        command: program and arguments, e.g. `module_command("detrt.jobs.worker")`; the descriptor is appended.
         environment: variables to add.
         popen: further arguments of `subprocess.Popen`.
 

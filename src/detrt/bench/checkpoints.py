@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..backends.child_process import answer_parent, run_child
+from ..backends.worker_process import module_command
 from ..errors import MissingPackageError, SessionError
 from ..system import Progress, StageProgress, peak_memory_mib
 from .config import BenchConfig
@@ -107,7 +108,7 @@ def _latencies(source: Any, onnx: Path, size: tuple[int, int], batch: int, confi
 def _in_child(model: str, config: BenchConfig) -> Row:
     with tempfile.TemporaryDirectory(prefix="detrt-bench-") as folder:
         row: Row = run_child(
-            [sys.executable, "-m", "detrt.bench.checkpoints"],
+            module_command("detrt.bench.checkpoints"),
             {"model": model, "config": config, "folder": Path(folder)},
             what="measuring",
             error=SessionError,

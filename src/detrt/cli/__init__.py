@@ -201,6 +201,9 @@ def main(arguments: list[str] | None = None) -> int:
             name = printable(error.filename or "")
             print(f"detrt: {name[:80] + ' ...' if len(name) > 80 else name!r}: {error.strerror}; check the path", file=sys.stderr)
             return 2
+        if isinstance(error, FileNotFoundError) and error.filename is None:  # of os.getcwd
+            print("detrt: the working folder does not exist any more; change to one that does", file=sys.stderr)
+            return 2
         # What is written to files names its file by itself; the rest is standard output.
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EIO):
             raise
@@ -211,6 +214,14 @@ def main(arguments: list[str] | None = None) -> int:
         # What typer makes of Ctrl-C: Abort in older versions, Exit(130) in newer ones.
         code = getattr(error, "exit_code", INTERRUPTED)
         return _stopped() if code == INTERRUPTED else code
+    except RuntimeError as error:
+        if "can't start new thread" not in str(error):
+            raise
+        print(
+            "detrt: no thread can be started; raise the limit of processes (ulimit -u, pids of a container) or of memory",
+            file=sys.stderr,
+        )
+        return 2
     except ModuleNotFoundError as error:
         missing = missing_package(error, " ".join(["detrt", *(arguments or sys.argv[1:])[:1]]))
         if missing is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import Any
 
 from ..backends.base import SessionInfo
 from ..backends.search import SessionOptions
-from ..backends.worker_process import Worker, after_death
+from ..backends.worker_process import Worker, after_death, module_command
 from ..data.images import Input
 from ..data.sinks import Record
 from ..detections import Detections
@@ -44,7 +43,7 @@ class _DeviceWorker(Worker):
     def __init__(self, opening: Opening) -> None:
         # OpenMP reads it when a library is loaded; a value set by the user is kept.
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(opening.threads))}
-        super().__init__((sys.executable, "-m", "detrt.jobs.worker"), environment=threads)
+        super().__init__(module_command("detrt.jobs.worker"), environment=threads)
         self.send(opening)
         self.opening = opening
         self.tasks: deque[_Task] = deque()

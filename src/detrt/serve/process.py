@@ -6,11 +6,10 @@ import asyncio
 import contextlib
 import pickle
 import signal
-import sys
 from collections.abc import Callable
 from typing import Any
 
-from ..backends.worker_process import HEAD, Bulk, Worker, lengths_format
+from ..backends.worker_process import HEAD, Bulk, Worker, lengths_format, module_command
 from .child import OF_THE_GROUP
 
 # Otherwise freed images remain in a heap per thread, and memory grows for hours.
@@ -31,7 +30,7 @@ class LoopWorker(Worker):
     def __init__(self, module: str) -> None:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, OF_THE_GROUP)  # the process inherits the mask
         try:
-            super().__init__((sys.executable, "-m", f"detrt.serve.{module}"), environment=_ENVIRONMENT)
+            super().__init__(module_command(f"detrt.serve.{module}"), environment=_ENVIRONMENT)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

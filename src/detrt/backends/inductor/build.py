@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,10 +19,11 @@ from ...models.contract import ExportConfig
 from ...spec import ModelSpec, Precision
 from ...system import Progress, StageProgress
 from ..child_process import run_child
+from ..worker_process import module_command
 from .config import PRECISIONS, InductorConfig, package_name
 from .cpp_compiler import compiler, compiler_environment
 
-WORKER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "detrt.backends.inductor.worker")
+WORKER_COMMAND: tuple[str, ...] = module_command("detrt.backends.inductor.worker")
 
 
 @dataclass(frozen=True, slots=True)

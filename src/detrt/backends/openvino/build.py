@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,9 +16,10 @@ from ...spec import ModelSpec, Precision
 from ...system import Progress
 from ..child_process import run_child
 from ..compare import require_near
+from ..worker_process import module_command
 from .config import OpenVinoConfig
 
-WORKER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "detrt.backends.openvino.worker")
+WORKER_COMMAND: tuple[str, ...] = module_command("detrt.backends.openvino.worker")
 
 
 @dataclass(frozen=True, slots=True)

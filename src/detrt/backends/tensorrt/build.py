@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +14,12 @@ from ...models import trust
 from ...spec import ModelSpec
 from ...system import Progress, compute_capabilities_here
 from ..child_process import run_child
+from ..worker_process import module_command
 from . import diagnose
 from .bindings import check_installed
 from .config import RTX_SMS, EngineConfig
 
-WORKER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "detrt.backends.tensorrt.worker")
+WORKER_COMMAND: tuple[str, ...] = module_command("detrt.backends.tensorrt.worker")
 
 
 @dataclass(frozen=True, slots=True)
