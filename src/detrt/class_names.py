@@ -8,13 +8,11 @@ the same rule in C++; both are tested with the table `tests/data/class_names.jso
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from numbers import Real
-from pathlib import Path
 from typing import Generic, TypeVar
 
 from .errors import SpecError
@@ -156,28 +154,6 @@ def parse_class_thresholds(text: str) -> tuple[tuple[str, float], ...]:
     if len(dict(found)) < len(found):
         raise SpecError(f"thresholds of classes name one class twice; got {text!r}")
     return tuple(found)
-
-
-def read_class_thresholds(text: str) -> tuple[tuple[str, float], ...]:
-    """As `parse_class_thresholds`, also from a JSON file, `{"person": 0.6}`, as `detrt eval` writes it.
-
-    Raises:
-        SpecError: as there; or a file that is not there, or holds something else.
-    """
-    if not text.strip().lower().endswith(".json") or "=" in text:
-        return parse_class_thresholds(text)
-    try:
-        found = json.loads(Path(text.strip()).read_text("utf-8-sig"))
-    except OSError as error:
-        raise SpecError(f"the file of thresholds '{text}' cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise SpecError(f"the file of thresholds '{text}' is not JSON: {error}") from None
-    numbers = found.values() if isinstance(found, dict) else [None]
-    if not found or not all(
-        isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1 for value in numbers
-    ):
-        raise SpecError(f"the file of thresholds '{text}' must hold names with scores from 0 to 1, such as {{\"person\": 0.6}}")
-    return tuple((name, float(value)) for name, value in found.items())
 
 
 def _items(text: str) -> Iterable[tuple[str, str | None]]:

@@ -18,9 +18,18 @@ import numpy as np
 from .backends.base import NO_PROMPT, Feeds, Outputs, PendingOutputs, Session
 from .backends.prompted import Prompts, prompt_groups, require_prompt
 from .backends.search import SessionOptions
-from .class_names import read_class_thresholds
 from .data.addresses import is_web_address
-from .data.arguments import check_image_decoder, check_integer, check_model, is_tensor, many_images, one_image, pixel_size, refuse
+from .data.arguments import (
+    check_image_decoder,
+    check_integer,
+    check_model,
+    is_tensor,
+    many_images,
+    one_image,
+    pixel_size,
+    read_class_thresholds,
+    refuse,
+)
 from .data.given import AnyImage, as_image, fetch_image, media_of
 from .data.images import Input, load_image
 from .data.live import LiveSource

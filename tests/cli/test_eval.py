@@ -171,4 +171,10 @@ def test_what_is_refused(cli, place, truth):
     cli.refused(*saved, names="'bundle' is one", advice="--against FILE.json")
     (place / "bad.json").write_text('{"blue": 3}')
     cli.refused("detect", "bundle", "in", "--class-thresholds", "bad.json", names="bad.json", advice="from 0 to 1")
-    cli.refused("detect", "bundle", "in", "--class-thresholds", "none.json", names="none.json", advice="cannot be read")
+    cli.refused("detect", "bundle", "in", "--class-thresholds", "none.json", names="none.json", advice="no file|cannot be read")
+    (place / "twice.json").write_text('{"blue": 0.1, "blue": 0.9}')
+    cli.refused("detect", "bundle", "in", "--class-thresholds", "twice.json", names="twice.json", advice="blue")
+    (place / "deep.json").write_text("[" * 100_000)
+    cli.refused("detect", "bundle", "in", "--class-thresholds", "deep.json", names="deep.json", advice="nested too deeply")
+    (place / "utf16.json").write_bytes('{"blue": 0.9}'.encode("utf-16"))  # as editors on Windows save it
+    assert cli("detect", "bundle", "in", "-q", "--class-thresholds", "utf16.json", "--json", "-").code == 0

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..class_names import read_class_thresholds, split_classes
-from ..data.arguments import IMAGE_DECODER, check_image_decoder
+from ..class_names import split_classes
+from ..data.arguments import IMAGE_DECODER, check_image_decoder, read_class_thresholds
 from ..data.stream_config import StreamConfig
 from ..errors import DetrtError, SpecError
 from ..models.load_options import LoadOptions

@@ -7,7 +7,9 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..errors import ArgumentError, ImageError
+from .. import files
+from ..class_names import parse_class_thresholds
+from ..errors import ArgumentError, ImageError, SpecError
 from ..spec import parse_size
 from ..system import IMAGE_DECODERS
 
@@ -68,6 +70,23 @@ def pixel_size(value: Any, name: str) -> tuple[int, int] | None:
     if height is None or width is None:
         raise refuse(f"`{name}`", "(height, width) in pixels, one number for both, or '480x640'", value)
     return height, width
+
+
+def read_class_thresholds(text: str) -> tuple[tuple[str, float], ...]:
+    """As `parse_class_thresholds`, also from a JSON file, `{"person": 0.6}`, as `detrt eval` writes it.
+
+    Raises:
+        SpecError: as there; or a file that is not there, or holds something else.
+    """
+    if not text.strip().lower().endswith(".json") or "=" in text:
+        return parse_class_thresholds(text)
+    found = files.read_json(text.strip(), "file of thresholds", SpecError, unique=True)
+    numbers = found.values() if isinstance(found, dict) else [None]
+    if not found or not all(
+        isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1 for value in numbers
+    ):
+        raise SpecError(f"the file of thresholds '{text}' must hold names with scores from 0 to 1, such as {{\"person\": 0.6}}")
+    return tuple((name, float(value)) for name, value in found.items())
 
 
 def check_model(value: Any, *, sessions: bool = False) -> None:
