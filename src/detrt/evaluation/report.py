@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..data.matching import Gate, ImageMatch, few, mismatched
 from ..detections import Detections
+from ..errors import one_line
 from ..spec import Precision
 from .coco import SEGM
 from .divergence import Divergence
@@ -358,8 +359,7 @@ class VerifyReport:
 
 def _shorten(text: str) -> str:
     """A message of a runtime without its source locations."""
-    text = re.sub(r"\s*(Status Message: )?/\S+\.(h|cc|cpp):\d+.*?\)\s", ": ", text)
-    return text if len(text) <= 400 else text[:400] + " ..."
+    return one_line(re.sub(r"\s*(Status Message: )?/\S+\.(h|cc|cpp):\d+.*?\)\s", ": ", text), 400)
 
 
 def _slot_name(row: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from .. import graph
 from ..backends.compare import require_near
 from ..backends.onnxruntime.session import optimize_basic
 from ..bundle import PROVENANCE_KEY
-from ..errors import ExportError
+from ..errors import ExportError, one_line
 from ..graph.clean import constants_to_initializers, declare_outputs, readable_names
 from ..graph.io import SPEC_KEY, GraphSummary
 from ..graph.lower_msda import lower_msda
@@ -158,7 +158,7 @@ def trace(
                 custom_opsets={msda.ONNX_DOMAIN: 1} if "msda" in wanted else None,
             )
     except (RuntimeError, ValueError, TypeError, IndexError, torch.onnx.errors.OnnxExporterError) as error:
-        text = " ".join(str(error).split())[:500]
+        text = one_line(error, 500)
         raise ExportError(f"{module.spec.family} does not trace with torch {torch.__version__}: {text}") from error
     return onnx.load_from_string(buffer.getvalue())
 

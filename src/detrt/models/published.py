@@ -20,7 +20,7 @@ from ..data.postprocess import decode
 from ..data.preprocess import preprocess
 from ..data.scenes.scene import draw_scene
 from ..detections import Detections
-from ..errors import GateError, MissingPackageError
+from ..errors import GateError, MissingPackageError, one_line
 from ..spec import PIXEL_MASK, PIXEL_VALUES, ModelSpec, TextSpec
 from ..tasks import TASKS
 from ..tasks.base import PublishedTask
@@ -83,7 +83,7 @@ def open_processor(file: Path | None) -> tuple[Any, str]:
     except (ImportError, OSError, ValueError, TypeError, LookupError) as error:
         if isinstance(error, ImportError) or "torchvision" in str(error):
             return None, "not compared with transformers' processor, which needs torchvision: install it to compare"
-        return None, f"not compared with transformers' processor, which does not open it: {' '.join(str(error).split())[:200]}"
+        return None, f"not compared with transformers' processor, which does not open it: {one_line(error, 200)}"
     row = processors().get(type(found).__name__.partition("ImageProcessor")[0])
     for package in row.needs if row is not None else ():
         if importlib.util.find_spec(package) is None:

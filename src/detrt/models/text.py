@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
-from ..errors import MissingPackageError, SourceError
+from ..errors import MissingPackageError, SourceError, one_line
 from ..spec import DETECTION, INSTANCE_SEGMENTATION, DecodeSpec, InputSpec, ModelSpec, TextSpec
 from .families import Family
 from .rewrites import modeling_module
@@ -115,7 +115,7 @@ def _checked(path: Path) -> bytes:
     try:
         return _plain(library().Tokenizer.from_str(text))
     except Exception as error:  # the library raises bare Exceptions
-        what = " ".join(str(error).split())[:200]
+        what = one_line(error, 200)
         raise SourceError(f"'{path}' is not a file of the tokenizers library: {what}; give a {FILE} or a {VOCABULARY}") from None
 
 
@@ -125,7 +125,7 @@ def _from_transformers(folder: Path, ref: str) -> bytes:
     try:
         return _plain(AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer)
     except Exception as error:  # tokenizer code raises what it likes
-        what = " ".join(str(error).split())[:200]
+        what = one_line(error, 200)
         raise SourceError(f"the tokenizer of '{ref}' cannot be read: {what}; give one with `tokenizer=FILE`") from None
 
 

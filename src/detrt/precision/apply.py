@@ -15,7 +15,7 @@ import onnx
 from .. import files
 from ..backends.base import Feeds
 from ..data.images import ImageSource
-from ..errors import GraphError
+from ..errors import GraphError, one_line
 from ..graph.msda_plugin import runnable
 from ..graph.names import matches
 from ..graph.unsigned import unsigned_activations
@@ -285,5 +285,5 @@ def _check(model: onnx.ModelProto) -> None:
         if model.ByteSize() < 1_900_000_000:
             onnx.checker.check_model(model, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        text = " ".join(str(error).split())[:500]
+        text = one_line(error, 500)
         raise GraphError(f"the typed graph is invalid, which is a bug in detrt: {text}") from error

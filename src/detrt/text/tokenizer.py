@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import MissingPackageError, PromptError, SpecError
+from ..errors import MissingPackageError, PromptError, SpecError, one_line
 from .prompts import PhraseSpan, Prompt, class_list, parse_prompt
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class PromptTokenizer:
         try:
             self._tokenizer: Any = Tokenizer.from_buffer(content)
         except Exception as error:  # tokenizers raises plain Exceptions
-            reason = " ".join(str(error).split())[:200]
+            reason = one_line(error, 200)
             raise SpecError(f"{name} cannot be read ({reason}); export the model again with detrt export") from None
         # Lengths are decided here: silent truncation would change the prompt.
         self._tokenizer.no_truncation()

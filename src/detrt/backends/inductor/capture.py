@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from ...errors import ExportError
+from ...errors import ExportError, one_line
 from ...models.example_inputs import example_feeds
 from ...models.nms_op import OP as NMS
 from ...models.ops.msda import OP as MSDA
@@ -137,7 +137,7 @@ def capture_module(
     except ExportError:
         raise
     except Exception as error:  # torch.export's exceptions share no base class
-        text = " ".join(str(error).split())[:500]
+        text = one_line(error, 500)
         raise ExportError(
             f"{source.family.title} cannot be captured by torch.export of torch {torch.__version__}: {text}"
         ) from error

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch._inductor import config
 
-from ...errors import ExportError
+from ...errors import ExportError, one_line
 from .capture import CapturedGraph
 from .package import ARTIFACT, INDEX, WEIGHTS, Run, bind_weights
 
@@ -150,5 +150,5 @@ class _quiet:
         self._grad.__exit__(kind, error, trace)
         self._caught.__exit__(kind, error, trace)
         if error is not None and isinstance(error, Exception):
-            text = " ".join(str(error).split())[:600]
+            text = one_line(error, 600)
             raise ExportError(f"PyTorch {torch.__version__} could not compile the model for {self._device}: {text}") from error

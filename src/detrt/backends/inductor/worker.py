@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import GateError
+from ...errors import GateError, one_line
 from ...models.contract import contract
 from ...models.load import load_source
 from ...spec import ModelSpec, Precision
@@ -178,7 +178,7 @@ def _require_batches(
         try:
             outputs = _run(run, inputs)
         except Exception as error:  # what compiled code raises shares no base class
-            text = " ".join(str(error).split())[:200]
+            text = one_line(error, 200)
             raise GateError(
                 f"the compiled model does not run at batch {count} of the range {batches[0]} to {batches[1]}: {text}; no file was "
                 "written. Build one batch alone with `batch=NUMBER`"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ...errors import ExportError, SessionError, SourceError
+from ...errors import ExportError, SessionError, SourceError, one_line
 from ...models.contract import ExportConfig, contract, exported_spec, query_encoder_contract, text_encoder_contract
 from ...models.hooks import forced_choices, recorded_cuts, recorded_topk
 from ...models.wrapper import ExportModule
@@ -105,7 +105,7 @@ class TorchSession(BaseSession):
         except ExportError as error:
             raise SessionError(str(error)) from error
         except RuntimeError as error:
-            raise SessionError(f"PyTorch failed: {' '.join(str(error).split())[:400]}") from error
+            raise SessionError(f"PyTorch failed: {one_line(error, 400)}") from error
         arrays = (r.float().cpu().numpy() if r.is_floating_point() else r.cpu().numpy() for r in results)
         return dict(zip((info.name for info in self.outputs), arrays, strict=True))
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ...backends.worker_process import Failed
-from ...errors import MissingPackageError, SessionError
+from ...errors import MissingPackageError, SessionError, one_line
 from ...spec import ModelSpec
 from ...system import CPU, usable_cores
 from .job import ClusterConfig
@@ -98,7 +98,7 @@ class RayRunner:
                 ray.init(address=address, **quiet)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             where = "Ray cannot start on this machine" if address is None else f"there is no Ray cluster at '{address}'"
-            raise SessionError(f"{where}: {' '.join(str(error).split())[:300]}; see: ray status --address ADDRESS") from None
+            raise SessionError(f"{where}: {one_line(error, 300)}; see: ray status --address ADDRESS") from None
 
     def describe(self) -> ModelSpec:
         """The spec of the model, opened by a worker; raises errors of opening it."""

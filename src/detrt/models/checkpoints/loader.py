@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import SourceError
+from ...errors import SourceError, one_line
 from ...spec import ModelSpec
 from ..families import BY_NAME, Family, Format, formats
 from ..labels import choose
@@ -210,6 +210,4 @@ def _build(family: Family, format_: Format, settings: dict[str, Any], ref: str) 
         AttributeError,
         ZeroDivisionError,
     ) as error:
-        raise SourceError(
-            f"'{ref}': its tensors give sizes that {family.title} cannot have: {' '.join(str(error).split())[:300]}"
-        ) from None
+        raise SourceError(f"'{ref}': its tensors give sizes that {family.title} cannot have: {one_line(error, 300)}") from None
