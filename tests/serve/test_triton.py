@@ -374,6 +374,13 @@ def test_what_cannot_be_loaded_says_why(shades, tmp_path):
         ("precise", {"precision": "fp16"}, "", ""),
         ("threads", {}, 'string_value: "0.5"', 'string_value: "much"'),
         ("backend", {"backend": "tensorrt", "devices": ("cpu",)}, "", ""),
+        ("output", {}, '"LABELS"', '"NAMES"'),
+        ("input", {}, '"CLASSES"', '"PROMPT"'),
+        ("type", {}, '"BOXES" data_type: TYPE_FP32', '"BOXES" data_type: TYPE_FP64'),
+        ("axis", {}, '"THRESHOLD" data_type: TYPE_FP32 dims: [1]', '"THRESHOLD" data_type: TYPE_FP32 dims: [-1]'),
+        ("side", {}, "dims: [-1, 4]", "dims: [-1, 5]"),
+        ("rows", {}, "dims: [-1, 4]", "dims: [3, 4]"),
+        ("batch", {"max_batch": 8}, "max_batch_size: 8", "max_batch_size: 0"),
     ):
         write_triton_repo(shades, tmp_path / "r", TritonConfig(name=name, **changes))
         path = tmp_path / "r" / name / "config.pbtxt"
@@ -385,9 +392,42 @@ def test_what_cannot_be_loaded_says_why(shades, tmp_path):
         "in fp32, and config.pbtxt asks for fp16",
         "'threshold' must be a number; got 'much'",
         "tensorrt",
+        "the output 'NAMES', and this bundle has: BOXES",
+        "the input 'PROMPT', and this bundle has: IMAGE",
+        "the output 'BOXES' as TYPE_FP64 [-1, 4]; this bundle has it as TYPE_FP32 [-1, 4]",
+        "the input 'THRESHOLD' as TYPE_FP32 [-1]; this bundle has it as TYPE_FP32 [1]",
+        "the output 'BOXES' as TYPE_FP32 [-1, 5]; this bundle",
+        "the same number of detections, the first axis, in all outputs; got {'BOXES': 3, 'SCORES': -1",
+        "max_batch_size of at least 1",
     ):
         assert words in log, words
     assert "Traceback" not in log
+
+
+def test_an_edited_configuration(bundles, shades, images, tmp_path):
+    """Outputs may be left out, axes be fixed, and limits of requests be others."""
+    write_triton_repo(shades, tmp_path / "r", TritonConfig(name="edited", threshold=0.0))
+    path = tmp_path / "r/edited/config.pbtxt"
+    text = path.read_text().replace("dims: [-1, -1, 3]", "dims: [-1, 90, 3]")
+    kept = [line for line in text.splitlines(keepends=True) if '"LABELS"' not in line]
+    path.write_text("".join(kept).replace("parameters [", 'parameters [ { key: "max_pixels" value { string_value: "6000" } },'))
+    write_triton_repo(bundles["grounding_dino"], tmp_path / "r", TritonConfig(name="prompted", threshold=0.0))
+    path = tmp_path / "r/prompted/config.pbtxt"
+    text = path.read_text()
+    path.write_text(text.replace("parameters [", 'parameters [ { key: "max_prompt_runs" value { string_value: "20" } },'))
+    with Triton(tmp_path / "r") as server, client_of(server, "grpc") as client:
+        answer = client.infer("edited", [tensor("grpc", "PIXELS", images[0][None], "UINT8")])
+        assert answer.as_numpy("LABELS") is None and answer.as_numpy("COUNT")[0, 0] > 0
+        for image, words in ((images[1], "shape"), (images[3], None), (np.zeros((80, 90, 3), np.uint8), "1 to 6000 pixels")):
+            given = tensor("grpc", "PIXELS", image[None], "UINT8") if words else encoded("grpc", [image])
+            if words is None:
+                assert client.infer("edited", [given]).as_numpy("COUNT")[0, 0] > 0
+                continue
+            with pytest.raises(InferenceServerException, match=words):
+                client.infer("edited", [given])
+        names = [f"name{number}" for number in range(500)]
+        answer = client.infer("prompted", [encoded("grpc", images[:1]), texts("grpc", "PROMPT", [names])])
+        assert answer.as_numpy("COUNT")[0, 0] > 0
 
 
 def test_numpy_2_is_refused_in_words(shades, tmp_path):

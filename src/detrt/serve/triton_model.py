@@ -20,10 +20,11 @@ from PIL import Image
 from ..backends.base import BaseSession
 from ..bundle import Bundle
 from ..errors import DetrtError, EngineError, SpecError
-from ..spec import parse_size
+from ..spec import TensorInfo, parse_size
 from .config import ServeConfig, ServedModel
-from .detection_tensors import COUNT, detection_inputs, detection_tensors, image_tasks
+from .detection_tensors import detection_inputs, detection_outputs, detection_tensors, image_tasks
 from .errors import Refused
+from .kserve import datatype
 from .messages import Answer, Batch, ImageTask, Setup
 from .triton_config import BUNDLE
 from .worker import BatchImages, Model, run_batch
@@ -47,28 +48,33 @@ class TritonPythonModel:
         precision = given.pop("precision", "")
         folder = Path(args["model_repository"], args["model_version"], BUNDLE)
         served = ServedModel(args["model_name"], str(folder))
-        instances = sum(group["count"] for group in config["instance_group"])
+        instances = sum(group["count"] * max(1, len(group.get("gpus", ()))) for group in config["instance_group"])
+        if not config["max_batch_size"]:
+            raise SpecError(
+                "config.pbtxt must have a max_batch_size of at least 1: the first axis of every tensor is that of the images"
+            )
         self._config = ServeConfig(
             models=(served,),
-            max_batch=max(1, config["max_batch_size"]),
+            max_batch=config["max_batch_size"],
             devices=(device,),
             workers=instances,
             **_options(given),
         )
         self._setup = Setup.of(self._config, device)
         self._model = Model(served, self._setup)
+        inputs = detection_inputs(**self._model.facts.takes)
         try:
             _check_precision(folder, self._model.session, precision)
+            _check_tensors("input", config["input"], inputs)
+            self._rows = _check_tensors("output", config["output"], detection_outputs(self._model.spec))
             self._model.warm_up()
         except BaseException:
             self._model.close()
             raise
         self._threads = ThreadPoolExecutor(self._setup.threads, "detrt-decode")
         self._opener = ThreadPoolExecutor(1, "detrt-open")
-        self._inputs = [info.name for info in detection_inputs(**self._model.facts.takes)]
+        self._inputs = [info.name for info in inputs]
         self._outputs = [row["name"] for row in config["output"]]
-        rows = next((row["dims"][0] for row in config["output"] if row["name"] != COUNT), -1)
-        self._rows = rows if rows > 0 else None
         print(f"detrt: {served.name} on {device}: {self._model.facts.backend}; {self._model.facts.note}".rstrip("; "), flush=True)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
@@ -132,6 +138,8 @@ _PARAMETERS: dict[str, Callable[[str], Any]] = {
     "threshold": float,
     "size": parse_size,
     "image_decoder": str,
+    "max_pixels": int,
+    "max_prompt_runs": int,
 }
 
 
@@ -161,6 +169,33 @@ def _check_precision(folder: Path, session: BaseSession, wanted: str) -> None:
             f"'{folder}' was opened with {session.info.name}, in {found}, and config.pbtxt asks for {wanted}"
             + (f" ({session.info.note})" if session.info.note else "")
         )
+
+
+def _check_tensors(side: str, given: Sequence[Mapping[str, Any]], infos: Sequence[TensorInfo]) -> int | None:
+    """The declared number of detections; None: as many as there are. side: "input" or "output".
+
+    Tensors may be left out, and an axis of any length may be declared with one. Triton itself does not compare outputs with the declared ones.
+
+    Raises:
+        SpecError: a tensor that the bundle does not have, has with another type or shape, or outputs with different numbers of detections.
+    """
+    known = {info.name: info for info in infos}
+    rows = {}
+    for row in given:
+        name, kind, dims = row["name"], row["data_type"], [int(axis) for axis in row["dims"]]
+        if name not in known:
+            raise SpecError(f"config.pbtxt has the {side} '{name}', and this bundle has: {', '.join(known)}")
+        axes = known[name].shape[1:]
+        kept = len(dims) == len(axes) and all(isinstance(axis, str) or axis == had for axis, had in zip(axes, dims, strict=True))
+        needed = "TYPE_" + datatype(known[name].dtype).replace("BYTES", "STRING")
+        if kind != needed or not kept:
+            wanted = [axis if isinstance(axis, int) else -1 for axis in axes]
+            raise SpecError(f"config.pbtxt has the {side} '{name}' as {kind} {dims}; this bundle has it as {needed} {wanted}")
+        if isinstance(axes[0], str):
+            rows[name] = dims[0]
+    if side == "output" and len(set(rows.values())) > 1:
+        raise SpecError(f"config.pbtxt must have the same number of detections, the first axis, in all outputs; got {rows}")
+    return next((count for count in rows.values() if count > 0), None)
 
 
 def _check_arrays() -> None:
