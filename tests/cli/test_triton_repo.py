@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -130,6 +132,34 @@ def test_versions(cli, place):
         "/".join(name.split("/")[:2]) for name in after
     }
     assert Bundle.open("repo/m/2/bundle").digest == Bundle.open("bundle").digest
+
+
+def test_a_threshold_keeps_its_digits(place):
+    write_triton_repo("bundle", "repo", TritonConfig(threshold=0.123456789))
+    assert float(read("repo/bundle/config.pbtxt").parameters["threshold"].string_value) == 0.123456789
+
+
+def test_a_killed_writer_leaves_no_folder_that_triton_takes_for_a_model(place, monkeypatch):
+    """Triton does not start where a folder of the repository is no model. Versions are numbers; it passes over other folders of a model."""
+    write_triton_repo("bundle", "repo", TritonConfig(name="first"))
+    seen = []
+
+    def copied(source, target):
+        seen.append(
+            (sorted(one.name for one in Path("repo").iterdir()), sorted(one.name for one in Path("repo/first").iterdir()))
+        )
+        shutil.copyfile(source, target)
+
+    monkeypatch.setattr("detrt.serve.triton.shutil", SimpleNamespace(copyfile=copied))
+    write_triton_repo("bundle", "repo", TritonConfig(name="second"))
+    write_triton_repo("bundle", "repo", TritonConfig(name="first", version=2))
+    Path("repo/first/config.pbtxt").write_bytes(b"# \xff")
+    with pytest.raises(OutputError, match="with other choices"):
+        write_triton_repo("bundle", "repo", TritonConfig(name="first", version=3))
+    assert len(seen) >= 2 and seen[0] == (["first"], ["1", "config.pbtxt"])
+    assert seen[-1][0] == ["first", "second"] and not any(name.isdigit() and name != "1" for name in seen[-1][1])
+    assert sorted(one.name for one in Path("repo/first").iterdir()) == ["1", "2", "config.pbtxt"]
+    assert not [one for one in place.iterdir() if one.name.startswith(".")]
 
 
 def test_refusals(cli, place):

@@ -93,7 +93,7 @@ def config_text(bundle: Bundle, name: str, config: TritonConfig) -> str:
         "backend": config.backend,
         "device": config.device,
         "precision": config.precision,
-        "threshold": f"{config.threshold:g}",
+        "threshold": float(config.threshold),
         "image_decoder": config.image_decoder,
         "threads": config.threads,
         "size": config.size and f"{config.size[0]}x{config.size[1]}",
@@ -136,13 +136,14 @@ def _write(model: Path, version: str, bundle: Bundle, text: str) -> None:
         raise OutputError(f"'{place}' is there already; give another `version`, another `name`, or delete it")
     files.check_place(place)
     try:
-        written = (model / CONFIG).read_text("utf-8") if (model / CONFIG).exists() else None
-        if written not in (None, text):
+        written = (model / CONFIG).read_bytes() if (model / CONFIG).exists() else None
+        if written not in (None, text.encode()):
             raise OutputError(
                 f"'{model / CONFIG}' was written with other choices, or for a model with other inputs or outputs, and all versions share "
                 "it; give the same options, or another `name`"
             )
-        with files.making_parents(place), files.temporary_folder(model.parent, model.name) as temporary:
+        is_new = not os.path.lexists(model)
+        with files.making_parents(model), files.temporary_folder(_staging(model), model.name) as temporary:
             staged = temporary / version
             for name in sorted({MANIFEST, *bundle.names()}):
                 if (bundle.folder / name).is_file():
@@ -150,7 +151,21 @@ def _write(model: Path, version: str, bundle: Bundle, text: str) -> None:
                     shutil.copyfile(bundle.folder / name, staged / BUNDLE / name)
             (staged / SCRIPT).write_text(_SCRIPT, "utf-8")
             if written is None:
-                files.write_text(model / CONFIG, text)
-            files.move(staged, place)
+                files.write_text((temporary if is_new else model) / CONFIG, text)
+            files.move(temporary if is_new else staged, model if is_new else place)
     except OSError as error:
         raise files.output_error(place, error) from error
+
+
+def _staging(model: Path) -> Path:
+    """The folder in which a version is put together, on the same file system.
+
+    Triton takes every folder of a repository for a model, hidden ones too, and does not start with one that is none; of those in a
+    model it reads versions only. A process that was killed must not leave such a folder, so that of a new model is beside the repository,
+    where there is room for it.
+    """
+    if os.path.lexists(model):
+        return model
+    repository = model.parent.resolve()
+    above = repository.parent
+    return above if os.access(above, os.W_OK) and above.stat().st_dev == repository.stat().st_dev else repository
