@@ -30,8 +30,9 @@ Decoded read_jpeg(Bytes file, const std::string& name, std::int64_t most);
 std::optional<Size> common_jpeg(Bytes file);
 Decoded read_png(Bytes file, const std::string& name, std::int64_t most);
 Decoded read_pnm(Bytes file, const std::string& name, std::int64_t most);
-void write_jpeg(const Image& image, const std::filesystem::path& path, int quality);
-void write_png(const Image& image, const std::filesystem::path& path);
+// Both return why the file could not be written; nothing: it was.
+std::string write_jpeg(const Image& image, const std::filesystem::path& path, int quality);
+std::string write_png(const Image& image, const std::filesystem::path& path);
 
 // Throws for a header with no pixels or too many, before any allocation.
 void check_pixels(std::int64_t width, std::int64_t height, const std::string& name, std::int64_t most);

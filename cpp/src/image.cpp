@@ -189,16 +189,18 @@ void save_image(const Image& image, const fs::path& path) {
   std::error_code error;
   if (!path.parent_path().empty())
     fs::create_directories(path.parent_path(), error);
+  std::string why;
   try {
     Unfinished file(path);
-    if (jpeg)
-      write_jpeg(image, file.path(), 92);
-    else
-      write_png(image, file.path());
-    file.finish();
+    why = jpeg ? write_jpeg(image, file.path(), 92) : write_png(image, file.path());
+    if (why.empty())
+      file.finish();
   } catch (const fs::filesystem_error& failed) {
-    throw Error(ErrorKind::output, "cannot write '" + path.string() + "': " + failed.code().message());
+    why = failed.code().message();
   }
+  if (!why.empty())
+    throw Error(ErrorKind::output, "cannot write '" + path.string() + "': " + why +
+                                       "; check the folder, its permissions and the space on the disk");
 }
 
 std::vector<fs::path> expand_inputs(const std::vector<std::string>& names, std::map<std::string, std::size_t>* left_out) {

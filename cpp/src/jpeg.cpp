@@ -1,5 +1,6 @@
 // JPEG through libjpeg-turbo, with Pillow's settings: exact DCT, smooth upsampling, CMYK as in Adobe files.
 #include <algorithm>
+#include <cerrno>
 #include <csetjmp>
 #include <cstdio>
 #include <cstring>
@@ -210,7 +211,7 @@ struct Writer {
 
 } // namespace
 
-void write_jpeg(const Image& image, const std::filesystem::path& path, int quality) {
+std::string write_jpeg(const Image& image, const std::filesystem::path& path, int quality) {
   const auto writer = std::make_unique<Writer>();
   writer->file = std::fopen(path.c_str(), "wb");
   bool ok = writer->file != nullptr && writer->write(image, quality);
@@ -218,10 +219,7 @@ void write_jpeg(const Image& image, const std::filesystem::path& path, int quali
     ok = std::fclose(writer->file) == 0 && ok;
     writer->file = nullptr;
   }
-  if (!ok)
-    throw Error(ErrorKind::output, "cannot write '" + path.string() + "'" +
-                                       (writer->errors.text[0] ? ": " + std::string(writer->errors.text) : "") +
-                                       "; check the folder, its permissions and the space on the disk");
+  return ok ? "" : writer->errors.text[0] ? writer->errors.text : std::strerror(errno);
 }
 
 } // namespace detrt

@@ -126,7 +126,7 @@ Decoded read_png(Bytes file, const std::string& name, std::int64_t most) {
   return decoded;
 }
 
-void write_png(const Image& image, const std::filesystem::path& path) {
+std::string write_png(const Image& image, const std::filesystem::path& path) {
   png_image head;
   std::memset(&head, 0, sizeof head);
   head.version = PNG_IMAGE_VERSION;
@@ -134,9 +134,7 @@ void write_png(const Image& image, const std::filesystem::path& path) {
   head.height = static_cast<png_uint_32>(image.height);
   head.format = PNG_FORMAT_RGB;
   head.flags = PNG_IMAGE_FLAG_FAST;
-  if (png_image_write_to_file(&head, path.c_str(), 0, image.rgb.data(), 0, nullptr) == 0)
-    throw Error(ErrorKind::output, "cannot write '" + path.string() + "': " + head.message +
-                                       "; check the folder, its permissions and the space on the disk");
+  return png_image_write_to_file(&head, path.c_str(), 0, image.rgb.data(), 0, nullptr) == 0 ? head.message : "";
 }
 
 } // namespace detrt

@@ -22,6 +22,7 @@ from fake_tensorrt import FakeCuda, fake_engine_bytes, fake_trt
 
 from detrt.backends.tensorrt import TensorRTSession
 from detrt.bundle import EngineFacts, write_sidecar
+from detrt.data.video import video_writer
 from detrt.errors import DetrtError
 from detrt.spec import ModelSpec, TensorInfo
 
@@ -92,9 +93,17 @@ def test_exif_rotation(cli, place):
     assert (row["width"], row["height"]) == (16, 24) and row["detections"]
 
 
-@pytest.mark.parametrize("content", [b"", b"no video", b"\0\0\0\x20ftypisom" + b"\0" * 40], ids=["empty", "text", "cut"])
+@pytest.mark.parametrize(
+    "content", [b"", b"no video", b"\0\0\0\x20ftypisom" + b"\0" * 40, None], ids=["empty", "text", "cut", "unknown codec"]
+)
 def test_bad_videos(cli, place, content):
     pytest.importorskip("av", reason="av is not installed")
+    if content is None:
+        with video_writer(place / "bad.mp4", fps=5, size=(16, 24)) as write:
+            write(np.zeros((16, 24, 3), np.uint8))
+        content = (place / "bad.mp4").read_bytes()
+        assert content.count(b"avc1") >= 1
+        content = content.replace(b"avc1", b"zzzz")
     (place / "bad.mp4").write_bytes(content)
     before = snapshot(place)
     cli.refused(*DETECT, "bad.mp4", "--strict", "--json", "o.jsonl", names="bad.mp4", advice="video|again|bytes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from importlib.util import find_spec
 
@@ -183,3 +184,16 @@ def test_bad_input_is_a_message(program, shapes, scenes, tmp_path):
         done = run(program, folder, scenes[0], "--backend", "openvino", *arguments)
         assert done.returncode == 2 and message in done.stderr and not done.stdout, (arguments, done.stderr)
         assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png"])
+def test_a_copy_that_cannot_be_written_is_named(program, shapes, scenes, tmp_path, suffix):
+    """Where the disk is full, which a limit of the size of files stands for; the file that was begun is gone."""
+    Image.open(scenes[0]).save(tmp_path / f"scene{suffix}")
+    copy = tmp_path / "out" / f"scene{suffix}"
+    command = shlex.join(
+        map(str, (program, shapes, tmp_path / f"scene{suffix}", "--backend", "openvino", "--save", tmp_path / "out"))
+    )
+    done = run("bash", "-c", f"trap '' XFSZ; ulimit -f 1; exec {command}")
+    assert done.returncode == 2 and f"cannot write '{copy}': " in done.stderr, done.stderr
+    assert "the space on the disk" in done.stderr and list((tmp_path / "out").iterdir()) == []

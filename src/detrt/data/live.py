@@ -18,7 +18,7 @@ from ..system import usable_cores
 from .addresses import without_secrets
 from .images import IMAGE_SUFFIXES, MAX_PIXELS, VIDEO_SUFFIXES
 from .raw_image import LoadedImage
-from .video import CPU_THREADS, DEMUXERS, image_of, import_av, open_video
+from .video import CPU_THREADS, DEMUXERS, image_of, import_av, open_video, stream_of
 
 _SCHEMES = ("rtsp", "rtsps", "rtmp", "rtmps", "srt", "udp", "tcp", "rtp", "http", "https")
 # What FFmpeg may read a network source as, and how it may get there, also where a playlist names further addresses: no list of files (concat),
@@ -242,9 +242,7 @@ def _open(source: LiveSource, timeout_s: float, transport: str) -> Iterator[tupl
             timeout=(timeout_s, timeout_s),
         ) as container:
             opened = True
-            if not container.streams.video:
-                raise ImageError(f"'{source.path}' has no video stream")
-            yield av, container, container.streams.video[0]
+            yield av, container, stream_of(container, f"'{source.path}'")
     except (av.error.HTTPUnauthorizedError, av.error.HTTPForbiddenError):
         raise ImageError(_REFUSED.format(source.path)) from None
     except av.FFmpegError as error:

@@ -240,9 +240,7 @@ def open_video(path: Path, gpu: VideoGpu | None = None) -> Iterator[tuple]:
         raise ImageError(f"'{path}' is empty (0 bytes); copy or download it again")
     try:
         with _open(av, path) as container:
-            if not container.streams.video:
-                raise ImageError(f"'{path}' has no video stream")
-            stream = container.streams.video[0]
+            stream = stream_of(container, f"'{path}'")
             if stream.width * stream.height > MAX_PIXELS:
                 raise ImageError(f"'{path}' has frames of {stream.width}x{stream.height}; allowed are {MAX_PIXELS} pixels")
             there = _open_on_gpu(av, path, gpu) if gpu is not None and _may_be_on_gpu(stream) else None
@@ -274,6 +272,16 @@ def _open_on_gpu(av: ModuleType, path: Path, gpu: VideoGpu) -> Any:
         return _open(av, path, hwaccel=hardware)
     except av.FFmpegError:
         return None
+
+
+def stream_of(container: Any, what: str) -> Any:
+    """The first video stream. Raises ImageError: there is none, or FFmpeg does not know how it is coded."""
+    if not container.streams.video:
+        raise ImageError(f"{what} has no video stream")
+    stream = container.streams.video[0]
+    if stream.codec_context is None:
+        raise ImageError(f"{what} has a video stream of an unknown codec, or it is damaged; save it as H.264 in .mp4")
+    return stream
 
 
 def _may_be_on_gpu(stream: Any) -> bool:
