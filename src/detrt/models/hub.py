@@ -26,6 +26,7 @@ from .preprocessor import read_input_spec, read_processor
 from .source import (
     auto_class,
     checkpoint_inside,
+    from_config,
     make_spec,
     transformers_version,
     versions,
@@ -380,7 +381,7 @@ def _stored_by_module(folder: Path, row: Family, names: Iterable[str]) -> dict[s
         return {}
     config = AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
-        model = auto_class(row, config.architectures).from_config(config)
+        model = from_config(row, config)
     mapping = get_model_conversion_mapping(model)
     renamings = [one for one in mapping if isinstance(one, WeightRenaming)]
     converters = [one for one in mapping if isinstance(one, WeightConverter)]

@@ -10,7 +10,6 @@ outputs proves nothing.
 
 from __future__ import annotations
 
-import inspect
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -25,7 +24,7 @@ from .hub import refuse_text_choices
 from .labels import labels_for, read_labels
 from .load_options import LoadOptions
 from .preprocessor import authors_input
-from .source import Source, auto_class, make_spec, versions, why_unsupported
+from .source import Source, config_of, from_config, make_spec, versions, why_unsupported
 from .text import bert_tokenizer, library, read_tokenizer, text_spec
 
 
@@ -76,32 +75,15 @@ def build_model(family: Family, model: RandomModel, *, tiny: bool) -> Any:
     return build(family, settings, settle=not tiny)
 
 
-def _config(family: Family, settings: dict[str, Any]) -> Any:
-    """The family's config, whose backbone is of transformers: before 5.2 the default is one of timm."""
-    from transformers import CONFIG_MAPPING
-
-    cls = CONFIG_MAPPING[family.model_type]
-    if "use_timm_backbone" in inspect.signature(cls.__init__).parameters:
-        settings = {**settings, "use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
-    return cls(**settings)
-
-
 def build(family: Family, settings: dict[str, Any], *, settle: bool = False) -> torch.nn.Module:
     """The family's transformers class with seeded weights, float32, eval mode.
 
     settle: keep six decoder layers well conditioned; not needed for the two of a tiny model.
     """
-    from transformers import CONFIG_MAPPING
-
-    settings = dict(settings)
-    for part in {"backbone_config", "text_config"} & set(settings):
-        given = dict(settings[part])
-        settings[part] = CONFIG_MAPPING[given.pop("model_type")](**given)
-    config = _config(family, settings)
+    config = config_of(family, settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        auto = auto_class(family, config.architectures)
-        module = auto.from_config(config, dtype=torch.float32, attn_implementation="eager")
+        module = from_config(family, config, dtype=torch.float32, attn_implementation="eager")
         generator = torch.Generator().manual_seed(SEED)
         keep_variance(module, generator)
         for name, parameter in module.named_parameters():

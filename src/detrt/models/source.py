@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,28 @@ def auto_class(family: Family, architectures: Sequence[str] | None) -> Any:
     if name.endswith(MASK_CLASS):
         return transformers.AutoModelForInstanceSegmentation
     return transformers.AutoModelForZeroShotObjectDetection if family.text else transformers.AutoModelForObjectDetection
+
+
+def config_of(family: Family, settings: Mapping[str, Any]) -> Any:
+    """transformers' config of a family. settings: with those of its parts as dictionaries. The backbone is one of transformers: before 5.2
+    the default is one of timm."""
+    from transformers import CONFIG_MAPPING
+
+    settings = dict(settings)
+    for part in {"backbone_config", "text_config"} & set(settings):
+        inner = dict(settings[part])
+        settings[part] = CONFIG_MAPPING[inner.pop("model_type")](**inner)
+    cls = CONFIG_MAPPING[family.model_type]
+    if "use_timm_backbone" in inspect.signature(cls.__init__).parameters:
+        settings |= {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
+    return cls(**settings)
+
+
+def from_config(family: Family, config: Any, **options: Any) -> Any:
+    """A module of a config, with random weights, of the class that loads its checkpoints."""
+    cls = auto_class(family, config.architectures)
+    make = cls.from_config if hasattr(cls, "from_config") else cls._from_config  # of the Auto classes, and of a model
+    return make(config, **options)
 
 
 def why_untested() -> str:

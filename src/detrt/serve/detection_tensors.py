@@ -16,8 +16,7 @@ from ..backends.worker_process import Bulk
 from ..detections import Detections
 from ..spec import ModelSpec, TensorInfo
 from ..tasks import Task, tasks_of
-from .errors import Refused
-from .kserve import BYTES
+from .kserve import BYTES, bad
 from .messages import MAX_DETECTIONS as MOST
 from .messages import MAX_NAME, MAX_NAMES, MAX_PROMPT, ImageTask
 
@@ -121,10 +120,10 @@ def image_tasks(inputs: Mapping[str, NDArray], threshold: float) -> list[ImageTa
     given = [name for name in (IMAGE, PIXELS) if name in inputs]
     if len(given) != 1:
         what = "both" if given else "neither"
-        raise _bad(f"a request has {IMAGE} (the content of image files) or {PIXELS} (RGB), and this one has {what}")
+        raise bad(f"a request has {IMAGE} (the content of image files) or {PIXELS} (RGB), and this one has {what}")
     counts = {name: len(array) for name, array in inputs.items()}
     if len(set(counts.values())) > 1:
-        raise _bad(f"all inputs must have the same number of images, their first axis; got {counts}")
+        raise bad(f"all inputs must have the same number of images, their first axis; got {counts}")
 
     def option(name: str, read: Callable[[NDArray], Any]) -> list[Any]:
         if name not in inputs:
@@ -149,19 +148,15 @@ def image_tasks(inputs: Mapping[str, NDArray], threshold: float) -> list[ImageTa
     ]
 
 
-def _bad(message: str) -> Refused:
-    return Refused(400, "bad_request", message)
-
-
 def _score(row: NDArray) -> float:
     if not 0 <= (value := float(row.item())) <= 1:
-        raise _bad(f"{THRESHOLD} must be from 0 to 1; got {value:g}")
+        raise bad(f"{THRESHOLD} must be from 0 to 1; got {value:g}")
     return value
 
 
 def _most(row: NDArray) -> int:
     if not 1 <= (value := int(row.item())) <= MOST:
-        raise _bad(f"{MAX_DETECTIONS} must be from 1 to {MOST}; got {value}")
+        raise bad(f"{MAX_DETECTIONS} must be from 1 to {MOST}; got {value}")
     return value
 
 
@@ -176,7 +171,7 @@ def _prompt(row: NDArray) -> str | tuple[str, ...] | None:
 def _names(name: str, row: NDArray) -> tuple[str, ...] | None:
     found = _filled(row)
     if len(found) > MAX_NAMES:
-        raise _bad(f"{name} has {len(found)} names; at most {MAX_NAMES} are taken")
+        raise bad(f"{name} has {len(found)} names; at most {MAX_NAMES} are taken")
     return tuple(_text(name, one, MAX_NAME) for one in found) or None
 
 
@@ -192,7 +187,7 @@ def _text(name: str, value: bytes, most: int) -> str:
     try:
         text = bytes(value).decode()
     except UnicodeDecodeError as error:
-        raise _bad(f"{name} must be UTF-8; byte {error.start} is not") from None
+        raise bad(f"{name} must be UTF-8; byte {error.start} is not") from None
     if len(text) > most:
-        raise _bad(f"{name} has {len(text)} characters; at most {most} are taken")
+        raise bad(f"{name} has {len(text)} characters; at most {most} are taken")
     return text

@@ -13,7 +13,7 @@ from ...spec import ModelSpec
 from ..families import BY_NAME, Family, Format, formats
 from ..labels import choose
 from ..preprocessor import authors_input
-from ..source import auto_class, make_spec
+from ..source import config_of, from_config, make_spec
 from .assumed import Assumed
 from .key_map import LoadReport, Table, first_match, fit, rename
 from .shapes import Shapes
@@ -189,19 +189,14 @@ def _build(family: Family, format_: Format, settings: dict[str, Any], ref: str) 
     """The class of a family or of one of its formats, with weights that are not set yet."""
     import torch
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import CONFIG_MAPPING
 
     try:
-        for part in {"backbone_config", "text_config"} & set(settings):
-            inner = dict(settings[part])
-            settings[part] = CONFIG_MAPPING[inner.pop("model_type")](**inner)
-        config = CONFIG_MAPPING[family.model_type](**settings)
+        config = config_of(family, settings)
         config._attn_implementation = "eager"
         with torch.random.fork_rng(devices=[]):
             if format_.model is not None:
                 return format_.model()(config)  # type: ignore[no-any-return]
-            auto = auto_class(family, config.architectures)
-            return auto.from_config(config, dtype=torch.float32, attn_implementation="eager")
+            return from_config(family, config, dtype=torch.float32, attn_implementation="eager")  # type: ignore[no-any-return]
     except (
         StrictDataclassError,
         ValueError,

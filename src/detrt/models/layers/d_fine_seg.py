@@ -60,11 +60,6 @@ class DFineForInstanceSegmentation(DFineForObjectDetection):
         self.mask_decoder = MaskDecoder([config.encoder_hidden_dim] * levels, config.mask_dim)
         self.mask_head = stock.DFineMLP(config.d_model, config.d_model, config.mask_dim, 3)
 
-    @classmethod
-    def from_config(cls, config: Any, **options: Any) -> DFineForInstanceSegmentation:
-        """As the Auto classes have it."""
-        return cls._from_config(config, **options)
-
     def forward(self, pixel_values: Tensor, **options: Any) -> DFineInstanceSegmentationOutput:
         found = super().forward(pixel_values, **{**options, "return_dict": True})
         queries = self.mask_head(found.last_hidden_state)

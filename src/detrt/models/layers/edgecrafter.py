@@ -81,11 +81,6 @@ class EcDetForObjectDetection(PublishedDeimv2):
             layer.mlp = stock.Deimv2MLP(config.d_model, config.decoder_ffn_dim, config.d_model, 2, "silu")
             layer.final_layer_norm = nn.LayerNorm(config.d_model)
 
-    @classmethod
-    def from_config(cls, config: Any, **options: Any) -> EcDetForObjectDetection:
-        """As the Auto classes have it."""
-        return cls._from_config(config, **options)
-
 
 @dataclass
 class EcDetInstanceSegmentationOutput(stock.Deimv2ObjectDetectionOutput):

@@ -31,11 +31,6 @@ class Instances:
 
     config: Any
 
-    @classmethod
-    def from_config(cls, config: Any, **options: Any) -> Any:
-        """As the Auto classes have it."""
-        return cls._from_config(config, **options)  # type: ignore[attr-defined]
-
     def of_library(self) -> Any:
         """transformers' model of these weights, without boxes and scores."""
         library: Any = next(one for one in type(self).__mro__ if one.__module__.startswith("transformers."))

@@ -37,11 +37,6 @@ class RTDetrV2ForInstanceSegmentation(RTDetrV2ForObjectDetection):
         # How fast logits fall outside of the box, for each value of the map.
         self.mask_sharpness = nn.Parameter(torch.tensor([SHARPNESS]))
 
-    @classmethod
-    def from_config(cls, config: Any, **options: Any) -> RTDetrV2ForInstanceSegmentation:
-        """As the Auto classes have it."""
-        return cls._from_config(config, **options)
-
     def forward(self, pixel_values: Tensor, **options: Any) -> RTDetrV2InstanceSegmentationOutput:
         detail: list[Tensor] = []
         hook = self.model.backbone.model.encoder.stages[0].register_forward_hook(lambda _, __, output: detail.append(output))

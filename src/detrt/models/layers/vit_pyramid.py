@@ -59,8 +59,3 @@ class VitDFineForObjectDetection(DFineForObjectDetection):
         model.encoder = stock_neck.RTDetrV2HybridEncoder(config)
         for block in (*model.encoder.fpn_blocks, *model.encoder.pan_blocks):
             block.bottlenecks = block.bottlenecks[: round(3 * config.depth_mult)]
-
-    @classmethod
-    def from_config(cls, config: Any, **options: Any) -> VitDFineForObjectDetection:
-        """As the Auto classes have it."""
-        return cls._from_config(config, **options)
