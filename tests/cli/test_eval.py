@@ -12,6 +12,8 @@ pytest.importorskip("pycocotools", reason="needs the 'eval' extra")
 from cli_support import cli, place  # noqa: F401 - fixtures
 from PIL import Image
 
+from detrt.evaluation import coco
+
 
 @pytest.fixture
 def truth(cli, place):
@@ -165,6 +167,11 @@ def test_what_is_refused(cli, place, truth):
         advice="one of them",
     )
     cli.refused(*common, "--against", "bundel", names="bundel", advice="give a bundle folder")
+    (place / "cat9.json").write_text('[{"image_id": 1, "category_id": 99, "bbox": [1, 1, 2, 2], "score": 0.5}]')
+    with pytest.MonkeyPatch.context() as patch:  # both are said before the model runs
+        patch.setattr(coco, "evaluate_coco", None)
+        cli.refused(*common, "--against", "none.json", names="none.json", advice="make one with")
+        cli.refused(*common, "--against", "cat9.json", names="cat9.json", advice="those of the annotations")
     cli.refused(*common, "--plot", "x.pdf", names="x.pdf", advice=r"end in .svg or .png")
     (place / "all.json").write_text("[]")
     saved = ("eval", "--results", "all.json", "--ground-truth", "gt.json", "--against", "bundle")

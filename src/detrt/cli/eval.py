@@ -149,7 +149,7 @@ def evaluate(
     """COCO average precision: all twelve metrics and one for each class."""
     from ..backends.open import load_options_for
     from ..backends.search import SessionOptions
-    from ..evaluation.coco import SEGM, evaluate_results
+    from ..evaluation.coco import SEGM, evaluate_results, read_rows
     from ..evaluation.results import write_results
     from . import show
 
@@ -173,6 +173,8 @@ def evaluate(
     else:
         if model is None:
             raise DetrtError("give MODEL and --images DIR, or --results FILE to evaluate saved results")
+        if choice.saved is not None:
+            read_rows(choice.saved, ground_truth, limit)  # what is wrong in it is said before minutes of detection
         refs = [ref for ref in (model, beside) if ref is not None]
         openings = [SessionOptions(tuning=tuning.arguments(), load=one) for one in load_options_for(refs, load.make())]
         report, name = _run(model, ground_truth, options.make(), run.make(), openings[0], limit, iou_type), model

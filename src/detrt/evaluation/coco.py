@@ -219,6 +219,23 @@ def evaluate_results(
         MissingPackageError: pycocotools is not installed.
         ImageError: a file that is missing, damaged or of another form; entries of unknown images, or without masks for "segm".
     """
+    dataset, rows = read_rows(results, coco_json, limit)
+    masked = bool(rows) and all("segmentation" in row for row in rows)
+    iou_type = chosen_iou_type(iou_type, masked, f"'{results}' has entries without segmentation", dataset)
+    if iou_type == SEGM:
+        sizes = {image["id"]: (image["height"], image["width"]) for image in dataset.images}
+        for index, row in enumerate(rows):
+            if not is_segmentation(row["segmentation"], sizes[row["image_id"]]):
+                raise ImageError(f"the results file '{results}': entry {index} has a segmentation that is no mask of its image")
+    return _report(dataset, rows, iou_type, without_class(dataset, {row["category_id"] for row in rows}))
+
+
+def read_rows(results: Path | str, coco_json: Path | str, limit: int | None = None) -> tuple[CocoDataset, list[Row]]:
+    """(data set, saved results of its images); limit: of the first so many.
+
+    Raises:
+        ImageError: a file that is missing, damaged or of another form; entries of unknown images or categories.
+    """
     dataset = load_dataset(coco_json).first(limit)
     rows = read_results(Path(results))
     known = {image["id"] for image in dataset.images}
@@ -236,14 +253,7 @@ def evaluate_results(
             f"'{results}' has results of categories that '{coco_json}' does not name: id {', '.join(others[:5])}; their ids must be "
             "those of the annotations: detrt detect writes them with `coco_images=ANNOTATIONS`, detrt eval with `save`"
         )
-    masked = bool(rows) and all("segmentation" in row for row in rows)
-    iou_type = chosen_iou_type(iou_type, masked, f"'{results}' has entries without segmentation", dataset)
-    if iou_type == SEGM:
-        sizes = {image["id"]: (image["height"], image["width"]) for image in dataset.images}
-        for index, row in enumerate(rows):
-            if not is_segmentation(row["segmentation"], sizes[row["image_id"]]):
-                raise ImageError(f"the results file '{results}': entry {index} has a segmentation that is no mask of its image")
-    return _report(dataset, rows, iou_type, without_class(dataset, {row["category_id"] for row in rows}))
+    return dataset, rows
 
 
 def has_masks(dataset: CocoDataset) -> bool:
