@@ -19,6 +19,7 @@ pytest.importorskip("onnx", reason="onnx is not installed: the models are made w
 from cli_support import check_refusal, cli, place, run_process, snapshot  # noqa: F401 - fixtures
 from engine_graphs import rtx
 from fake_tensorrt import FakeCuda, fake_engine_bytes, fake_trt
+from slow_images import png_chunk
 
 from detrt.backends.tensorrt import TensorRTSession
 from detrt.bundle import EngineFacts, write_sidecar
@@ -32,11 +33,8 @@ DETECT = ("detect", "bundle")
 def png_header(width, height):
     """A PNG that claims a size and holds next to no pixels."""
 
-    def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(100)))
+    return b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header) + png_chunk(b"IDAT", zlib.compress(bytes(100)))
 
 
 BAD_IMAGES = {

@@ -14,6 +14,7 @@ import pytest
 from killed import calls_of, kill, some_of, without_strace
 from native import LARGEST, ROOT, run
 from PIL import Image
+from slow_images import png_chunk
 
 from detrt.data.sinks import Record
 from detrt.detector import Detector
@@ -255,12 +256,9 @@ def test_json_of_an_impossible_name_is_a_message(build, bundle, photos, tmp_path
 def test_one_large_file_ends_no_run(build, bundle, photos, tmp_path):
     """A file that is mostly a hole, and one whose texts unpack to gigabytes."""
 
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
-
     plain = (photos[0].parent / "plain.png").read_bytes()
     text = zlib.compress(b" " * 7_900_000, 9)
-    texts = chunk(b"zTXt", b"k\0\0" + text) * 500 + chunk(b"iTXt", b"k\0\1\0\0\0" + text) * 500
+    texts = png_chunk(b"zTXt", b"k\0\0" + text) * 500 + png_chunk(b"iTXt", b"k\0\1\0\0\0" + text) * 500
     (tmp_path / "texts.png").write_bytes(plain[:33] + texts + plain[33:])
     shutil.copy(photos[0].parent / "plain.jpg", tmp_path / "hole.jpg")
     os.truncate(tmp_path / "hole.jpg", 1 << 40)

@@ -15,6 +15,7 @@ pytest.importorskip("fastapi", reason="needs the 'serve' extra")
 pytest.importorskip("onnxslim", reason="needs the 'export' extra")
 
 from serve_support import Server, in_base64, png, together
+from slow_images import png_chunk
 from text_cases import colour_image
 from text_models import write_text_bundle
 from tiny_exports import SHARED
@@ -318,12 +319,9 @@ def test_giant_images(client, server):
     """A PNG of 56 million pixels is 160 kB; it is refused by its header."""
     import zlib
 
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
-
     head = (8000).to_bytes(4, "big") + (7000).to_bytes(4, "big") + bytes([8, 2, 0, 0, 0])
     rows = zlib.compress(bytes(7000 * 24_001), 9)
-    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    bomb = b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", head) + png_chunk(b"IDAT", rows) + png_chunk(b"IEND", b"")
     before = server.memory_mib()
     answer = client.post("/v1/detect", content=bomb, params={"model": "shapes"})
     assert answer.status_code == 400 and "too large: 8000x7000" in answer.text
