@@ -213,7 +213,7 @@ DAMAGE = {
     ),
     "head of another size": (
         lambda f: edit_json(f / "config.json", id2label={"0": "a"}, label2id={"a": 0}),
-        r"another shape, e\.g\. .*class_embed",
+        r"another shape, e\.g\. .*class_embed.* config\.json names 1 classes \(id2label\), and a head has 7 rows",
     ),
     "NaN in a weight": (
         lambda f: edit_weights(f, lambda w: w["model.enc_output.0.weight"].fill_(float("nan"))),
@@ -237,6 +237,13 @@ def test_damage_is_named(change, words, folder):
     with pytest.raises(SourceError, match=words) as caught:
         load_source(str(folder))
     assert str(folder) in str(caught.value)
+
+
+def test_names_of_a_config_are_stripped_and_empty_ones_leave_their_id_free(folder):
+    """Names that were read from the lines of a file often end with the line."""
+    names = {"0": "a\n", "1": " b ", "2": "", "3": "c\r\n", "4": " ", "5": "d", "6": "e"}
+    edit_json(folder / "config.json", id2label=names, label2id={name: int(key) for key, name in names.items()})
+    assert load_source(str(folder)).spec.labels == {0: "a", 1: "b", 3: "c", 5: "d", 6: "e"}
 
 
 def test_trusted_code_that_is_missing_is_named(folder):

@@ -330,12 +330,20 @@ def _load_module(
         ) from None
     except ImportError as error:
         raise SourceError(f"'{ref}' needs a package that is not installed: {_first_lines(error)}") from None
-    mismatched = (key if isinstance(key, str) else key[0] for key in report.get("mismatched_keys", ()))
-    wrong = sorted({*report["missing_keys"], *mismatched})
+    mismatched = [(key,) if isinstance(key, str) else key for key in report.get("mismatched_keys", ())]
+    wrong = sorted({*report["missing_keys"], *(one[0] for one in mismatched)})
     if wrong:
+        why = "The checkpoint is incomplete or of another family"
+        columns = (config.num_labels, config.num_labels + 1)
+        if len(mismatched) == len(wrong) and all(
+            one[1:] and one[1][1:] == one[2][1:] and one[2][0] in columns for one in mismatched
+        ):
+            why = (
+                f"config.json names {config.num_labels} classes (id2label), and a head has {mismatched[0][1][0]} rows; correct it"
+            )
         raise SourceError(
             f"'{ref}' lacks {len(wrong)} of the model's weights or has them in another shape, e.g. "
-            f"{', '.join(wrong[:3])}; they would be random. The checkpoint is incomplete or of another family"
+            f"{', '.join(wrong[:3])}; they would be random. {why}"
         )
     if has_shared_weights(module):
         state = state if state is not None else _read_state(folder)

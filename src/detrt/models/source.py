@@ -124,7 +124,9 @@ def make_spec(family: Family, module: nn.Module, input_spec: InputSpec, labels: 
         keep = queries
     else:
         keep = min(family.max_detections, queries * classes)
-    labels = dict(config.id2label or {}) if labels is None else dict(labels)
+    if labels is None:  # names read from lines of a file often keep the end of the line
+        stated = {key: name.strip() if isinstance(name, str) else name for key, name in (config.id2label or {}).items()}
+        labels = {key: name for key, name in stated.items() if name != ""}
     # The config of a detector has the field as well: the class tells whether there is a mask head.
     masks = bool(family.masks_at) or type(module).__name__.endswith(MASK_CLASS)
     decode = DecodeSpec(
