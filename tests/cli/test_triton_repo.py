@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -160,6 +161,47 @@ def test_a_killed_writer_leaves_no_folder_that_triton_takes_for_a_model(place, m
     assert seen[-1][0] == ["first", "second"] and not any(name.isdigit() and name != "1" for name in seen[-1][1])
     assert sorted(one.name for one in Path("repo/first").iterdir()) == ["1", "2", "config.pbtxt"]
     assert not [one for one in place.iterdir() if one.name.startswith(".")]
+
+
+def test_places_that_are_no_repository(cli, place):
+    """A model is written into no bundle, no other model, and not among other files."""
+    cli("triton-repo", "bundle", "-o", "repo")
+    Path("other/bundle").mkdir(parents=True)
+    Path("other/bundle/notes.txt").write_text("mine")
+    before = snapshot(place)
+    for output, names in (
+        (".", "'bundle' is there and is no model"),
+        ("other", "'other/bundle' is there and is no model"),
+        ("bundle", "is a bundle"),
+        ("bundle/deep/er", "is a bundle"),
+        ("repo/bundle", "is a model of a repository"),
+        ("repo/bundle/1", "is a model of a repository"),
+    ):
+        cli.refused("triton-repo", "bundle", "-o", output, names=names, advice="--output")
+    assert snapshot(place) == before
+    Path("empty/bundle").mkdir(parents=True)
+    cli("triton-repo", "bundle", "-o", "empty")
+    assert Path("empty/bundle/1/model.py").is_file()
+
+
+def test_a_path_that_triton_cannot_start_models_in(cli, place):
+    for output in ("my models", "modèles", "it's", "a$b"):
+        done = cli("triton-repo", "bundle", "-o", output, "--json", "-")
+        assert shlex.split(done.json["command"]) == ["tritonserver", f"--model-repository={output}"]
+        assert any(str(place / output) in note and "move the repository" in note for note in done.json["notes"])
+    assert not any(
+        "move the repository" in note for note in cli("triton-repo", "bundle", "-o", "models", "--json", "-").json["notes"]
+    )
+
+
+def test_an_edited_configuration_is_kept(cli, place):
+    cli("triton-repo", "bundle", "-o", "repo")
+    path = Path("repo/bundle/config.pbtxt")
+    path.write_text(path.read_text().replace('"0.5"', '"0.25"'))
+    before = snapshot(place)
+    cli.refused("triton-repo", "bundle", "-o", "repo", "--version", 2, names='"0.25"', advice="move the version")
+    assert snapshot(place) == before
+    cli("triton-repo", "bundle", "-o", "repo", "--version", 2, "--threshold", 0.25)
 
 
 def test_refusals(cli, place):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from .. import files
@@ -54,7 +56,7 @@ def write_triton_repo(bundle_folder: Path | str, output: Path | str, config: Tri
 
     Raises:
         SpecError: not a bundle, a damaged one, no name for the model, or a size that it does not take.
-        OutputError: `output` is a model itself, this version is there, or another one that was written with other choices or for other tensors.
+        OutputError: `output` is in a model or a bundle, this version is there, or another one that was written with other choices or for other tensors.
     """
     config = config or TritonConfig()
     bundle = Bundle.open(bundle_folder)
@@ -62,8 +64,7 @@ def write_triton_repo(bundle_folder: Path | str, output: Path | str, config: Tri
     if not MODEL_NAME.fullmatch(name):
         raise SpecError(f"'{bundle_folder}' gives no name for a model; give one with `name`")
     check_size(bundle.spec.input, config.size)
-    if (Path(output) / CONFIG).exists():
-        raise OutputError(f"'{output}' is a model of a repository; give the folder above it with `output`, or another one")
+    _check_repository(Path(output), name)
     for entry in bundle.files:
         bundle.checked_path(entry)
     _write(Path(output) / name, str(config.version), bundle, config_text(bundle, name, config))
@@ -72,7 +73,26 @@ def write_triton_repo(bundle_folder: Path | str, output: Path | str, config: Tri
         notes.append(
             "the Python environment of Triton needs detrt (or give another one with `environment`), with NumPy 1 until Triton 2.51"
         )
-    return TritonRepo(Path(output), name, config.version, f"tritonserver --model-repository={output}", tuple(notes))
+    if shlex.quote(path := os.path.abspath(output)) != path:
+        # Its Python backend starts models by `bash -c` and does not quote the path; then it waits for ever. It reads paths as ASCII.
+        notes.append(
+            f"Triton 2.51 starts no model in '{path}': its paths may have ASCII letters, digits and _@%+=:,./- only; move the repository"
+        )
+    command = f"tritonserver --model-repository={shlex.quote(str(output))}"
+    return TritonRepo(Path(output), name, config.version, command, tuple(notes))
+
+
+def _check_repository(output: Path, name: str) -> None:
+    """Raise OutputError where a repository in `output` would be inside a model or a bundle, or its model among other files."""
+    for folder in (output.absolute(), *output.absolute().parents):
+        for file, what in ((CONFIG, "a model of a repository"), (MANIFEST, "a bundle")):
+            if (folder / file).exists():
+                raise OutputError(f"'{folder}' is {what}; give the folder above it with `output`, or another one")
+    model = output / name
+    if model.is_dir() and not (model / CONFIG).exists() and any(model.iterdir()):
+        raise OutputError(
+            f"'{model}' is there and is no model of Triton: it has no {CONFIG}; give another `output`, another `name`, or delete it"
+        )
 
 
 def config_text(bundle: Bundle, name: str, config: TritonConfig) -> str:
@@ -139,8 +159,9 @@ def _write(model: Path, version: str, bundle: Bundle, text: str) -> None:
         written = (model / CONFIG).read_bytes() if (model / CONFIG).exists() else None
         if written not in (None, text.encode()):
             raise OutputError(
-                f"'{model / CONFIG}' was written with other choices, or for a model with other inputs or outputs, and all versions share "
-                "it; give the same options, or another `name`"
+                f"'{model / CONFIG}' was written with other choices, edited, or for a model with other inputs or outputs, and all versions "
+                f"share it: it has {_difference(written.decode('utf-8', 'replace'), text)}; give the same options, or another `name`, or "
+                "another `output` and move the version here"
             )
         is_new = not os.path.lexists(model)
         with files.making_parents(model), files.temporary_folder(_staging(model), model.name) as temporary:
@@ -155,6 +176,14 @@ def _write(model: Path, version: str, bundle: Bundle, text: str) -> None:
             files.move(temporary if is_new else staged, model if is_new else place)
     except OSError as error:
         raise files.output_error(place, error) from error
+
+
+def _difference(written: str, text: str) -> str:
+    """The first lines that differ."""
+    had, asked = next(
+        pair for pair in zip_longest(written.split("\n"), text.split("\n"), fillvalue="no more") if pair[0] != pair[1]
+    )
+    return f"'{had.strip()[:150]}', and now it would be '{asked.strip()[:150]}'"
 
 
 def _staging(model: Path) -> Path:

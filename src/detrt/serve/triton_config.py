@@ -99,7 +99,7 @@ class TritonConfig:
         ):
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise SpecError(f"`{name}` must be from {low} to {high}; got {value:g}")
+                raise SpecError(f"`{name}` must be from {low} to {high}; got {value}")
         if wrong := [size for size in self.preferred_batch if not 1 <= size <= self.max_batch]:
             raise SpecError(f"`preferred_batch` must be from 1 to `max_batch={self.max_batch}`; got {wrong[0]}")
         if not self.devices and needs_gpu(self.backend):
