@@ -8,12 +8,13 @@ torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 
 from torch import nn
 
+from detrt.backends.inductor.capture import module_of
 from detrt.backends.inductor.folding import merge_convolutions, read_past_stacks
 from detrt.backends.inductor.nodes import aten
 
 
 def captured(module, *inputs):
-    return torch.export.export(module.eval(), inputs).run_decompositions({}).module(check_guards=False)
+    return module_of(torch.export.export(module.eval(), inputs).run_decompositions({}))
 
 
 def count(graph, target):

@@ -10,6 +10,7 @@ from interpreted import run_interpreted
 
 from detrt.backends.inductor import convolving
 from detrt.backends.inductor.attention import fuse_plain_attention
+from detrt.backends.inductor.capture import module_of
 from detrt.backends.inductor.convolving import fold_stem, fuse_depthwise, linear_patches, linear_pointwise
 from detrt.backends.inductor.folding import fold_constants, fold_fills
 from detrt.backends.inductor.fusing import fuse_epilogues, fuse_gelu, pad_heads
@@ -32,7 +33,7 @@ from detrt.spec import Precision
 
 def graph_of(module, *inputs):
     with torch.no_grad():
-        return torch.export.export(module.eval(), inputs, strict=False).run_decompositions({}).module(check_guards=False)
+        return module_of(torch.export.export(module.eval(), inputs, strict=False).run_decompositions({}))
 
 
 def targets(graph):

@@ -7,6 +7,7 @@ because transformers' code needs none of it.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -179,9 +180,7 @@ class _Positional(nn.Module):
 
 def _functional(program: torch.export.ExportedProgram) -> fx.GraphModule:
     """Remove in-place operators, but keep high-level ones (linear, attention, norms)."""
-    program = program.run_decompositions({})
-    graph: fx.GraphModule = program.module(check_guards=False)  # type: ignore[assignment]
-    return graph
+    return module_of(program.run_decompositions({}))
 
 
 @contextlib.contextmanager
@@ -233,3 +232,9 @@ def modeling_of(model: nn.Module) -> list[ModuleType]:
         return [modeling_module(model)]
     except ExportError:
         return []
+
+
+def module_of(program: torch.export.ExportedProgram) -> fx.GraphModule:
+    """The module of a program, without the guards on its inputs that PyTorch 2.9 brought."""
+    guards = "check_guards" in inspect.signature(program.module).parameters
+    return program.module(**({"check_guards": False} if guards else {}))  # type: ignore[return-value]

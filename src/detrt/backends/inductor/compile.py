@@ -43,7 +43,7 @@ def options_for(device: str, tune: str = "", pixels: int = 0) -> dict[str, Any]:
         "reorder_for_peak_memory": False,
         "shape_padding": False,
     }
-    if hasattr(config.triton, "enable_pdl"):  # programmatic dependent launch, of Hopper and newer; PyTorch 2.8 has none
+    if hasattr(config.triton, "enable_pdl"):  # programmatic dependent launch, of Hopper and newer; PyTorch 2.8 and 2.9 have none
         options["triton.enable_pdl"] = pixels <= _EARLY_PIXELS
     if "max" in tune:
         options |= {"max_autotune": True}
