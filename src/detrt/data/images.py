@@ -366,7 +366,7 @@ def _expand(name: str) -> list[Path]:
         if name and path.exists():
             return [path]
     except (OSError, ValueError) as error:
-        raise ImageError(f"'{name}' cannot be read: {error}") from None
+        raise ImageError(f"'{name}' cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if any(c in name for c in "*?["):
         import glob
 
