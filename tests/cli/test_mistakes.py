@@ -51,12 +51,12 @@ MISTAKES = {
     "verify bundle --images in --atol 1e-3": "detrt calls it --tensor",
     "verify bundle --images in -o new": "--report FILE.html",
     # Other tools' commands.
-    "predict bundle in": "use detrt detect MODEL IMAGES",
-    "track bundle in": "use detrt detect MODEL VIDEO --track",
+    "predict bundle in": "use detrt detect bundle in",
+    "track bundle in": "use detrt detect bundle in --track",
     "train bundle": "detrt trains nothing",
     "val bundle": "use detrt eval",
     "quantize bundle": "--precision int8 --calibration DIR",
-    "benchmark bundle": "use detrt bench MODEL",
+    "benchmark bundle": "use detrt bench bundle",
     "convert model.onnx": "use detrt build",
     # Typing errors.
     "bild model.onnx -o new": "Did you mean 'build'",

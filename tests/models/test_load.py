@@ -213,7 +213,7 @@ DAMAGE = {
     ),
     "head of another size": (
         lambda f: edit_json(f / "config.json", id2label={"0": "a"}, label2id={"a": 0}),
-        r"another shape, e\.g\. .*class_embed.* config\.json names 1 classes \(id2label\), and a head has 7 rows",
+        r"another shape, e\.g\. .*class_embed.* config\.json names 1 classes \(id2label\), and the weights are of 7;",
     ),
     "NaN in a weight": (
         lambda f: edit_weights(f, lambda w: w["model.enc_output.0.weight"].fill_(float("nan"))),

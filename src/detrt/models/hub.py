@@ -338,9 +338,10 @@ def _load_module(
         if len(mismatched) == len(wrong) and all(
             one[1:] and one[1][1:] == one[2][1:] and one[2][0] in columns for one in mismatched
         ):
-            why = (
-                f"config.json names {config.num_labels} classes (id2label), and a head has {mismatched[0][1][0]} rows; correct it"
-            )
+            # Some heads and tables have one row more, for no object.
+            _, stored, expected = min(mismatched)
+            count = stored[0] - (expected[0] - config.num_labels)
+            why = f"config.json names {config.num_labels} classes (id2label), and the weights are of {count}; correct it"
         raise SourceError(
             f"'{ref}' lacks {len(wrong)} of the model's weights or has them in another shape, e.g. "
             f"{', '.join(wrong[:3])}; they would be random. {why}"
