@@ -127,7 +127,8 @@ def build(
             return_freed_memory()  # of the checkpoint: engines and packages are built by processes beside this one
         if precision.target != Precision.FP32:
             work.convert()
-            work.average_precision = _average_precision(precision.calibration)
+            if precision.target.quantized:  # what else is built is not judged by AP
+                work.average_precision = _average_precision(precision.calibration)
         if not grows:
             work.add_files()
         for job in jobs:

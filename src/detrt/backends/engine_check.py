@@ -14,9 +14,9 @@ import numpy as np
 
 from ..data.matching import MISMATCHED_OF_SHAPE, Gate, few, gate_for, match, mismatched, within
 from ..data.postprocess import decode
-from ..data.preprocess import SizeHW, preprocess
+from ..data.preprocess import PreparedBatch, SizeHW, preprocess
 from ..errors import PromptError, SessionError
-from ..spec import PIXEL_VALUES
+from ..spec import PIXEL_VALUES, ModelSpec
 from .base import Choices, Feeds, Outputs, Session
 from .compare import can_follow, relative_error, selection_error
 from .prompted import BoundSession, PromptedSession, detector_of
@@ -218,14 +218,18 @@ def shapes_of(session: Session) -> list[tuple[int, SizeHW]]:
     return list(dict.fromkeys(shapes))
 
 
-def _compare(reference: Session, candidate: Session, batch: int, size_hw: SizeHW, gate: Gate, first: int = 0) -> EngineRow:
-    """One batch of scenes, from number `first` on."""
+def drawn_batch(spec: ModelSpec, batch: int, size_hw: SizeHW, first: int = 0) -> PreparedBatch:
+    """A batch of drawn scenes of a size, from number `first` on."""
     # Not with the module, which every opening of a bundle loads: Pillow's drawing takes a megabyte.
     from ..data.scenes.scene import draw_images
 
+    return preprocess(draw_images(batch, size_hw, first), spec, size_hw=size_hw if spec.input.dynamic else None)
+
+
+def _compare(reference: Session, candidate: Session, batch: int, size_hw: SizeHW, gate: Gate, first: int = 0) -> EngineRow:
+    """One batch of scenes, from number `first` on."""
     where = (batch, *size_hw)
-    facts = candidate.spec.input
-    given = preprocess(draw_images(batch, size_hw, first), candidate.spec, size_hw=size_hw if facts.dynamic else None)
+    given = drawn_batch(candidate.spec, batch, size_hw, first)
     follow = can_follow(detector_of(reference), detector_of(candidate))
     try:
         told = _run(

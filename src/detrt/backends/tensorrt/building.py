@@ -89,7 +89,7 @@ class EngineBuilder(Builder):
         # An engine of TensorRT-RTX for other GPUs is compared when it is first opened.
         if compare and runs_here(config):
             self._compare_engine(work, name, config, precision or Precision.FP32)
-            if precision in (Precision.INT8, Precision.FP8):
+            if precision is not None and precision.quantized:
                 self._require_gain(work, name, config, precision)
 
     def _build_text_engine(self, work: Work, encoder: str, name: str, config: EngineConfig) -> None:
@@ -107,7 +107,7 @@ class EngineBuilder(Builder):
             work.graphs / MODEL,
             work.folder / name,
             Precision.TF32 if config.tf32 and precision == Precision.FP32 else precision,
-            text_engine=text_engine if (text_engine := text_encoder_beside(work.folder / name)).is_file() else None,
+            text_engine=_text_engine_of(work.folder / name),
             progress=lambda fraction, text: work.say(f"check {name}", fraction, text),
         )
         work.done(f"check {config.label}", start, 0, found.verdict)
@@ -140,7 +140,7 @@ class EngineBuilder(Builder):
             work.folder / name,
             config,
             work.spec,
-            text_engine=text_engine if (text_engine := text_encoder_beside(work.folder / name)).is_file() else None,
+            text_engine=_text_engine_of(work.folder / name),
             average_precision=work.average_precision,
             progress=lambda fraction, text: work.say(f"gain {name}", fraction, text),
         )
@@ -168,6 +168,12 @@ class EngineBuilder(Builder):
         title = kind.replace("-", " ")
         work.done(f"{title} {config.label}", start, built.size, engine_verdict(built.facts))
         return built.facts
+
+
+def _text_engine_of(engine: Path) -> Path | None:
+    """The engine of the text encoder beside that of its detector; None where there is none."""
+    path = text_encoder_beside(engine)
+    return path if path.is_file() else None
 
 
 def engine_verdict(facts: EngineFacts) -> str:

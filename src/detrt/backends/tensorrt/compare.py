@@ -45,8 +45,8 @@ def compare_engine(
         return compare_sessions(reference, candidate, precision, progress=progress)
 
 
-def open_engine_beside(reference: BaseSession, engine: Path, text_engine: Path | None = None) -> BaseSession:
-    """An engine, with the tokenizer of another session of the same model where it takes a prompt.
+def open_engine_beside(reference: BaseSession | None, engine: Path, text_engine: Path | None = None) -> BaseSession:
+    """An engine, with the tokenizer of another session of the same model where it takes a prompt; else that session may be left out.
 
     text_engine: of its text encoder; None: the encoder of `reference`.
     """

@@ -7,14 +7,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...data.preprocess import preprocess
 from ...spec import PIXEL_VALUES, ModelSpec
 from ..base import BaseSession, Feeds
-from ..engine_check import PROMPT
+from ..engine_check import PROMPT, drawn_batch
 from ..open import open_session
 from ..prompted import detector_of
 from .build import build_engine
@@ -86,21 +85,23 @@ def measure_gain(
     with tempfile.TemporaryDirectory(prefix="detrt-gain-") as folder, contextlib.ExitStack() as closing:
         say(0.0, "engine without quantization")
         plain_path = _plain_engine(graph_path, Path(folder), config, spec)
-        reference = closing.enter_context(contextlib.closing(open_session(graph_path, emulate_low_precision=True)))
+        reference = None  # of a model that takes a prompt, for its tokenizer
+        if spec.text is not None:
+            reference = closing.enter_context(contextlib.closing(open_session(graph_path, emulate_low_precision=True)))
         opened = [
             closing.enter_context(contextlib.closing(open_engine_beside(reference, path, text_engine)))
             for path in (engine, plain_path)
         ]
         low, plain = [session.bind(PROMPT) for session in opened] if spec.text is not None else opened
         say(0.6, "time")
-        shape = detector_of(opened[0]).info.profile[PIXEL_VALUES][1]
-        ms, plain_ms = _times(low, plain, _feeds(shape, spec))
-        found = Gain(shape[0], shape[2], shape[3], ms, plain_ms)
+        batch, _, height, width = detector_of(opened[0]).info.profile[PIXEL_VALUES][1]
+        ms, plain_ms = _times(low, plain, drawn_batch(spec, batch, (height, width)).feeds)
+        found = Gain(batch, height, width, ms, plain_ms)
         if average_precision is None:
             return found
         say(0.8, "AP")
         ap, plain_ap = (average_precision(session) for session in opened)
-        return Gain(shape[0], shape[2], shape[3], ms, plain_ms, ap, plain_ap)
+        return replace(found, ap=ap, plain_ap=plain_ap)
 
 
 def _plain_engine(graph_path: Path, folder: Path, config: EngineConfig, spec: ModelSpec) -> Path:
@@ -112,14 +113,6 @@ def _plain_engine(graph_path: Path, folder: Path, config: EngineConfig, spec: Mo
     graph.save(model, folder / "plain.onnx")
     build_engine(folder / "plain.onnx", folder / "plain.engine", config, spec)
     return folder / "plain.engine"
-
-
-def _feeds(shape: tuple[int, ...], spec: ModelSpec) -> Feeds:
-    """Drawn scenes of the usual shape."""
-    from ...data.scenes.scene import draw_images
-
-    size_hw = (shape[2], shape[3])
-    return preprocess(draw_images(shape[0], size_hw), spec, size_hw=size_hw if spec.input.dynamic else None).feeds
 
 
 def _times(low: BaseSession, plain: BaseSession, feeds: Feeds) -> tuple[float, float]:
