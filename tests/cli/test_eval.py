@@ -14,6 +14,8 @@ from PIL import Image
 
 from detrt.evaluation import coco
 
+EVAL = ("eval", "bundle", "--images", ".", "--ground-truth", "gt.json")
+
 
 @pytest.fixture
 def truth(cli, place):
@@ -37,12 +39,7 @@ def truth(cli, place):
 
 def test_thresholds_go_from_eval_to_detect(cli, place, truth):
     done = cli(
-        "eval",
-        "bundle",
-        "--images",
-        ".",
-        "--ground-truth",
-        "gt.json",
+        *EVAL,
         "--thresholds",
         "best.json",
         "--report",
@@ -94,7 +91,7 @@ def test_thresholds_go_from_eval_to_detect(cli, place, truth):
 def test_two_models_in_one_run(cli, place, truth):
     """A model beside itself loses nothing; one that misses what the other finds loses on that image, which is shown."""
     pytest.importorskip("matplotlib", reason="needs the 'bench' extra")
-    common = ("eval", "bundle", "--images", ".", "--ground-truth", "gt.json", "--iou-type", "bbox")
+    common = (*EVAL, "--iou-type", "bbox")
     same = cli(*common, "--against", "bundle", "--plot", "same.svg", "--save", "all.json")
     assert "AP +0.0000 against bundle; 95 % interval +0.0000 to +0.0000" in " ".join(same.out.split())
     assert (place / "same.svg").read_text("utf-8").count("<svg") == 1
@@ -120,12 +117,7 @@ def test_annotations_of_crowds_alone_have_no_ap_to_compare(cli, place, truth):
         row["iscrowd"] = 1
     (place / "gt.json").write_text(json.dumps(known))
     done = cli(
-        "eval",
-        "bundle",
-        "--images",
-        ".",
-        "--ground-truth",
-        "gt.json",
+        *EVAL,
         "--against",
         "bundle",
         "--report",
@@ -140,7 +132,7 @@ def test_annotations_of_crowds_alone_have_no_ap_to_compare(cli, place, truth):
 
 def test_both_models_resume(cli, place, truth, tmp_path_factory):
     states = tmp_path_factory.mktemp("states")
-    common = ("eval", "bundle", "--images", ".", "--ground-truth", "gt.json", "--against", "bundle", "--batch", "1")
+    common = (*EVAL, "--against", "bundle", "--batch", "1")
     whole = cli(*common, "--resume", states / "state.jsonl")
     assert "resumed" not in whole.out
     paths = [states / "state.jsonl", states / "state.against.jsonl"]
@@ -153,10 +145,9 @@ def test_both_models_resume(cli, place, truth, tmp_path_factory):
 
 
 def test_what_is_refused(cli, place, truth):
-    common = ("eval", "bundle", "--images", ".", "--ground-truth", "gt.json")
-    cli.refused(*common, "--thresholds", "x.json", "--at-precision", "1.5", names="--at-precision", advice="at most 1")
+    cli.refused(*EVAL, "--thresholds", "x.json", "--at-precision", "1.5", names="--at-precision", advice="at most 1")
     cli.refused(
-        *common,
+        *EVAL,
         "--thresholds",
         "x.json",
         "--at-precision",
@@ -166,13 +157,13 @@ def test_what_is_refused(cli, place, truth):
         names="--at-recall",
         advice="one of them",
     )
-    cli.refused(*common, "--against", "bundel", names="bundel", advice="give a bundle folder")
+    cli.refused(*EVAL, "--against", "bundel", names="bundel", advice="give a bundle folder")
     (place / "cat9.json").write_text('[{"image_id": 1, "category_id": 99, "bbox": [1, 1, 2, 2], "score": 0.5}]')
     with pytest.MonkeyPatch.context() as patch:  # both are said before the model runs
         patch.setattr(coco, "evaluate_coco", None)
-        cli.refused(*common, "--against", "none.json", names="none.json", advice="make one with")
-        cli.refused(*common, "--against", "cat9.json", names="cat9.json", advice="those of the annotations")
-    cli.refused(*common, "--plot", "x.pdf", names="x.pdf", advice=r"end in .svg or .png")
+        cli.refused(*EVAL, "--against", "none.json", names="none.json", advice="make one with")
+        cli.refused(*EVAL, "--against", "cat9.json", names="cat9.json", advice="those of the annotations")
+    cli.refused(*EVAL, "--plot", "x.pdf", names="x.pdf", advice=r"end in .svg or .png")
     (place / "all.json").write_text("[]")
     saved = ("eval", "--results", "all.json", "--ground-truth", "gt.json", "--against", "bundle")
     cli.refused(*saved, names="'bundle' is one", advice="--against FILE.json")

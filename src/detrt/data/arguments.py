@@ -10,7 +10,7 @@ from typing import Any
 from .. import files
 from ..class_names import parse_class_thresholds
 from ..errors import ArgumentError, ImageError, SpecError
-from ..spec import parse_size
+from ..spec import is_finite, parse_size
 from ..system import IMAGE_DECODERS
 
 # Metadata of the option `image_decoder`, whose default is the first of IMAGE_DECODERS.
@@ -82,9 +82,7 @@ def read_class_thresholds(text: str) -> tuple[tuple[str, float], ...]:
         return parse_class_thresholds(text)
     found = files.read_json(text.strip(), "file of thresholds", SpecError, unique=True)
     numbers = found.values() if isinstance(found, dict) else [None]
-    if not found or not all(
-        isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1 for value in numbers
-    ):
+    if not found or not all(is_finite(value) and 0 <= value <= 1 for value in numbers):
         raise SpecError(f"the file of thresholds '{text}' must hold names with scores from 0 to 1, such as {{\"person\": 0.6}}")
     return tuple((name, float(value)) for name, value in found.items())
 

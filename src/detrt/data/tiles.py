@@ -19,7 +19,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from numpy.typing import NDArray
 
 from ..detections import Detections
 from ..errors import SessionError
+from ..spec import is_finite
 from ..tasks import TASKS
 from ..tasks.base import Window
 from .arguments import pixel_size, refuse
@@ -75,7 +75,7 @@ def make_tiling(tile: Any, overlap: Any = None) -> Tiling | None:
         ArgumentError: another type, or out of range; an overlap without tiles.
     """
     size_hw = pixel_size(tile, "tile")
-    if overlap is not None and (isinstance(overlap, bool) or not isinstance(overlap, Real) or not 0 <= overlap <= 0.9):
+    if overlap is not None and not (is_finite(overlap) and 0 <= overlap <= 0.9):
         raise refuse("`overlap`", "the part of a tile's side that neighbours share, from 0 to 0.9", overlap)
     if size_hw is None:
         if overlap is not None:
