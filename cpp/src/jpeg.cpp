@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <string_view>
 
 #include <jerror.h>
 #include <jpeglib.h>
@@ -39,6 +40,17 @@ jpeg_error_mgr* install(Errors& errors) {
   manager->error_exit = leave;
   manager->output_message = no_message;
   return manager;
+}
+
+// As in src/detrt/data/images.py: each scan, of some ten bytes, goes through all pixels.
+constexpr std::size_t most_scans = 100;
+bool has_too_many_scans(Bytes file) {
+  const std::string_view bytes(reinterpret_cast<const char*>(file.data), file.size);
+  constexpr std::string_view header{"\xff\xda\0", 3}; // coded pixels have no such bytes
+  std::size_t scans = 0;
+  for (std::size_t at = bytes.find(header); at != bytes.npos && scans <= most_scans; at = bytes.find(header, at + 1))
+    ++scans;
+  return scans > most_scans;
 }
 
 struct JpegReader {
@@ -134,7 +146,7 @@ std::optional<Size> common_jpeg(Bytes file) {
   const bool known = info.jpeg_color_space == JCS_YCbCr || info.jpeg_color_space == JCS_GRAYSCALE;
   const std::uint8_t* scan = info.src->next_input_byte; // after the header
   if (!known || info.data_precision != 8 || info.arith_code || orientation_of(info) > 1 ||
-      std::search(file.data, scan, several, several + 4) != scan ||
+      std::search(file.data, scan, several, several + 4) != scan || has_too_many_scans(file) ||
       static_cast<std::int64_t>(info.image_width) * info.image_height > max_pixels)
     return std::nullopt;
   return Size{static_cast<int>(info.image_height), static_cast<int>(info.image_width)};
@@ -149,6 +161,9 @@ Decoded read_jpeg(Bytes file, const std::string& name, std::int64_t most) {
     throw damaged();
   const auto& info = reader->info;
   check_pixels(info.image_width, info.image_height, name, most);
+  if (has_too_many_scans(file))
+    throw Error(ErrorKind::image, name + " has more than " + std::to_string(most_scans) +
+                                      " scans, each of which goes through all pixels; save it again");
   const int components = info.num_components, height = static_cast<int>(info.image_height),
             width = static_cast<int>(info.image_width);
   if (components != 1 && components != 3 && components != 4)

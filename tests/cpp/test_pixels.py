@@ -7,6 +7,7 @@ import subprocess
 import numpy as np
 import pytest
 from PIL import Image
+from slow_images import scans
 
 from detrt.data.images import load_image
 from detrt.data.preprocess import resize
@@ -52,6 +53,15 @@ def test_real_photographs(sanitized, real_data):
         expected = resize(load_image(path), (416, 416), "bilinear")
         got = pixels(sanitized, path, 416, 416, RESAMPLES.index("bilinear"))
         assert np.abs(got.astype(int) - expected).max() <= 1, path.name
+
+
+def test_scans_are_counted_before_decoding(sanitized, tmp_path):
+    """A hundred of them are read, as in Python; a file of one more takes seconds."""
+    path = tmp_path / "scans.jpg"
+    path.write_bytes(scans(100, side=40))
+    assert (pixels(sanitized, path) == load_image(path)).all()
+    path.write_bytes(scans(101))
+    assert "more than 100 scans" in pixels(sanitized, path)
 
 
 def test_damaged_files_are_refused_by_both(sanitized, photos, tmp_path):

@@ -8,9 +8,9 @@ import warnings
 import numpy as np
 import pytest
 from PIL import Image
-from slow_images import png_chunk
+from slow_images import png_chunk, scans
 
-from detrt.data.images import MAX_PIXELS, Input, expand_inputs, load_image
+from detrt.data.images import MAX_PIXELS, Input, common_jpeg, expand_inputs, load_encoded, load_image
 from detrt.errors import ImageError
 
 RNG = np.random.default_rng(0)
@@ -143,6 +143,16 @@ def test_bad_bytes(data, words, path):
             assert word in str(caught.value) or (word.endswith(" bytes") and source is not data)
         if source is not data:
             assert "bad.png" in str(caught.value)
+
+
+def test_scans_are_counted_before_decoding(path):
+    most, more = scans(100, side=40), scans(101)
+    np.testing.assert_array_equal(load_image(most), Image.open(io.BytesIO(most)).convert("RGB"))
+    assert common_jpeg(most) and common_jpeg(more) is None
+    for load in (load_image, load_encoded):  # decoding it takes seconds
+        for source in (more, path(more, "bad.jpg")):
+            with pytest.raises(ImageError, match="more than 100 scans"):
+                load(source)
 
 
 def test_size_is_checked_before_decoding():

@@ -74,7 +74,7 @@ def test_neighbours_of_an_image_that_takes_long_are_answered(server):
 
     def ask(number: int) -> int:
         return post(
-            server, IMAGE if number else SLOW["JPEG of scans"](8 * MIB), timeout_ms=25_000 if number else 1000
+            server, IMAGE if number else SLOW["PNG of chunks of pixels"](24 * MIB), timeout_ms=25_000 if number else 1000
         ).status_code
 
     assert together(ask, 5) == [408, 200, 200, 200, 200]

@@ -6,7 +6,7 @@ An image is converted by `PIL.Image.convert("RGB")`, as in training code, with t
 - Transparency is dropped, not composed on a background: a transparent pixel keeps its stored colour.
 - 16-bit grey keeps its upper 8 bits (Pillow would clip instead).
 - The first frame of animated images is used.
-- The size in the header is compared with MAX_PIXELS before a pixel is decoded.
+- The size in the header is compared with MAX_PIXELS, and the scans of a JPEG file are counted, before a pixel is decoded.
 - Files in other formats than those of an allow-list are refused (`IMAGE_FORMATS`; `detrt serve` has a shorter one). Pillow reads
   some forty, among them PostScript, which it runs in Ghostscript, and formats whose decoders are slow or had security faults.
 """
@@ -40,6 +40,10 @@ FAST_FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "AVIF", "JPEG2000")
 IMAGE_FORMATS = (*FAST_FORMATS, "DIB", "PPM", "TGA", "ICO", "PCX", "SGI", "QOI", "HEIF")
 _UNSAFE_FORMATS = ("EPS",)  # a program, which Pillow gives to Ghostscript
 _DECODED_AT_A_TIME = 4096  # bytes; between them a decoder of a stream can be stopped
+_MOST_SCANS = (
+    100  # of a JPEG file, as in libtiff and GDAL: each of some ten bytes goes through all pixels. Encoders write some ten scans
+)
+_SCAN_HEADER = b"\xff\xda\0"  # coded pixels have no such bytes
 _IMAGE = ".avif .bmp .dib .gif .jfif .jpe .jpeg .jpg .pbm .pgm .png .pnm .ppm .tif .tiff .webp"
 _VIDEO = ".3gp .avi .flv .m2ts .m4v .mkv .mov .mp4 .mpeg .mpg .mts .ogv .ts .webm .wmv .y4m"
 IMAGE_SUFFIXES = frozenset(_IMAGE.split())
@@ -240,11 +244,17 @@ def open_image(
     return opened
 
 
-def _opened(file: object, name: str, max_pixels: int, formats: Sequence[str] = IMAGE_FORMATS) -> OpenedImage:
+def _opened(file: Any, name: str, max_pixels: int, formats: Sequence[str] = IMAGE_FORMATS) -> OpenedImage:
     try:
         with warnings.catch_warnings():
             _ignore_warnings()
             image = _open_in_stages(file, tuple(formats))
+            if image.format in ("JPEG", "MPO"):
+                file.seek(0)
+                if _has_too_many_scans(file.read()):
+                    raise ImageError(
+                        f"{name} has more than {_MOST_SCANS} scans, each of which goes through all pixels; save it again"
+                    )
     except UnidentifiedImageError:
         raise ImageError(
             f"{name} is not an image in one of the formats {', '.join(formats)}, or it is damaged; save it as PNG or JPEG"
@@ -257,6 +267,11 @@ def _opened(file: object, name: str, max_pixels: int, formats: Sequence[str] = I
     except Exception as error:  # Pillow's parsers raise nearly anything for a hostile header
         raise ImageError(f"{name} has a damaged header: {error!r}; save it again") from error
     return OpenedImage(image, name, max_pixels)
+
+
+def _has_too_many_scans(data: bytes) -> bool:
+    """Whether a JPEG file takes its decoder seconds whatever its size is."""
+    return data.count(_SCAN_HEADER) > _MOST_SCANS
 
 
 def _open_in_stages(file: Any, formats: tuple[str, ...]) -> Image.Image:
@@ -411,7 +426,7 @@ def common_jpeg(data: bytes) -> tuple[int, int, int] | None:
     """(width, height, EXIF orientation) of a complete JPEG file in 8-bit grey or YCbCr, whose pixels do not depend on the
     decoder; None for other files. Sizes are those of the stored image."""
     found = _jpeg_header(data)
-    return None if found is None else (*found[0], _exif_orientation(data) if found[1] else 1)
+    return None if found is None or _has_too_many_scans(data) else (*found[0], _exif_orientation(data) if found[1] else 1)
 
 
 def stored_size(data: bytes | bytearray) -> tuple[int, int] | None:
