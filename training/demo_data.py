@@ -22,9 +22,9 @@ MAX_OBJECTS = 12
 CHUNK = 64
 
 
-def resize(image: np.ndarray) -> np.ndarray:
-    """(H, W, 3) uint8 to (INPUT_PX, INPUT_PX, 3) uint8, plain bilinear as at run time."""
-    small = Image.fromarray(image).resize((INPUT_PX, INPUT_PX), Image.Resampling.BILINEAR)
+def resize(image: np.ndarray, size: int = INPUT_PX) -> np.ndarray:
+    """(H, W, 3) uint8 to (size, size, 3) uint8, plain bilinear as at run time."""
+    small = Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR)
     return np.asarray(small)
 
 

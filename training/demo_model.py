@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from pathlib import Path
 
 import torch
@@ -15,6 +16,9 @@ from transformers import PretrainedConfig, RTDetrResNetConfig, RTDetrV2Config, R
 from detrt.data.scenes.scene import CLASSES
 
 INPUT_PX = 320
+# Heads of transformers' classes: of the decoder's layers, and of the encoder's proposals.
+CLASS_HEAD = re.compile(r"(class_embed|enc_score_head|enc_out_class_embed)(\.\d+)*$")
+BOX_HEAD = re.compile(r"(bbox_embed|pre_bbox_head|enc_bbox_head|enc_out_bbox_embed)(\.\d+)*$")
 
 PREPROCESSOR = {
     "image_processor_type": "RTDetrImageProcessor",
@@ -68,6 +72,13 @@ def build_model(seed: int) -> RTDetrV2ForObjectDetection:
     """
     torch.manual_seed(seed)
     model = RTDetrV2ForObjectDetection(demo_config())
+    start_values(model)
+    nn.init.normal_(model.model.denoising_class_embed.weight, std=0.5)
+    return model
+
+
+def start_values(model: nn.Module) -> None:
+    """Weights of a DETR of transformers that train from scratch, in place."""
     for name, module in model.named_modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.ones_(module.weight)
@@ -78,16 +89,15 @@ def build_model(seed: int) -> RTDetrV2ForObjectDetection:
             if "sampling_offsets" in name or "attention_weights" in name:
                 continue  # a ring of points around each query; the class sets this well
             nn.init.xavier_uniform_(module.weight)
-            nn.init.zeros_(module.bias)
-    core = model.model
-    nn.init.normal_(core.denoising_class_embed.weight, std=0.5)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
     bias = -math.log((1 - 0.02) / 0.02)  # few queries hold an object at first
-    for head in (core.enc_score_head, *core.decoder.class_embed):
-        nn.init.constant_(head.bias, bias)
-    for head in (core.enc_bbox_head, *core.decoder.bbox_embed):
-        nn.init.zeros_(head.layers[-1].weight)
-        nn.init.zeros_(head.layers[-1].bias)
-    return model
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and CLASS_HEAD.search(name):
+            nn.init.constant_(module.bias, bias)
+        elif (layers := getattr(module, "layers", None)) is not None and BOX_HEAD.search(name):
+            nn.init.zeros_(layers[-1].weight)
+            nn.init.zeros_(layers[-1].bias)
 
 
 def run_in_bf16(module: nn.Module) -> None:

@@ -1,10 +1,13 @@
-"""Fine-tune the embedded detector on blood cells (BCCD), for checks on a real data set.
+"""Train a detector on blood cells (BCCD), for checks on a real data set.
 
     PYTHONPATH=src python training/train_bccd.py DATA --out OUT --seconds 150
+    PYTHONPATH=src python training/train_bccd.py DATA --out OUT --model random:rt_detr_v2 --size 480 --batch 16 --seconds 300
 
 DATA holds `BCCD/JPEGImages` and `coco_annotations/instances_{train,test}.json`. OUT/model is a folder in
 transformers format that `detrt build` takes; it does not belong into the repository. Architecture and
-starting weights are those of `src/detrt/models/embedded/shapes`. `--smoke` takes two steps on the CPU.
+starting weights are those of `src/detrt/models/embedded/shapes`; with `--model` those of any detrt reference whose
+transformers class has a loss, at full size: weights that are random in every tensor start from values that train from scratch, and the loss is that
+class's own. `--smoke` takes two steps on the CPU.
 """
 
 from __future__ import annotations
@@ -21,19 +24,19 @@ import numpy as np
 import torch
 from demo_data import resize
 from demo_loss import Targets, denoising_queries, detection_loss
-from demo_model import run_in_bf16, save_model
+from demo_model import INPUT_PX, PREPROCESSOR, run_in_bf16, save_model, start_values, write_model
 from PIL import Image
 from torch import Tensor, nn
 from trainer import follow, learning_rate
-from transformers import RTDetrV2Config, RTDetrV2ForObjectDetection
+from transformers import PreTrainedModel, RTDetrV2Config, RTDetrV2ForObjectDetection
 from transformers.models.rt_detr_v2 import modeling_rt_detr_v2
 
 START = Path(__file__).resolve().parents[1] / "src" / "detrt" / "models" / "embedded" / "shapes"
 CLIP_NORM, WEIGHT_DECAY, EMA_DECAY, WARMUP_STEPS = 0.5, 1e-3, 0.998, 100
 
 
-def load_split(folder: Path, split: str) -> tuple[Tensor, list[np.ndarray], list[str]]:
-    """Images (N, 320, 320, 3) uint8; rows (n, 5) of class, cx, cy, w, h in 0..1; class names."""
+def load_split(folder: Path, split: str, size: int) -> tuple[Tensor, list[np.ndarray], list[str]]:
+    """Images (N, size, size, 3) uint8; rows (n, 5) of class, cx, cy, w, h in 0..1; class names."""
     path = folder / "coco_annotations" / f"instances_{split}.json"
     if not path.is_file():
         raise SystemExit(f"there is no '{path}'; give the folder that holds BCCD/ and coco_annotations/")
@@ -52,7 +55,7 @@ def load_split(folder: Path, split: str) -> tuple[Tensor, list[np.ndarray], list
                 if w > 1 and h > 1:
                     box = ((x + w / 2) / width, (y + h / 2) / height, w / width, h / height)
                     found.append((index[label["category_id"]], *box))
-        pixels.append(resize(image))
+        pixels.append(resize(image, size))
         rows.append(np.array(found, np.float32).reshape(-1, 5))
     return torch.from_numpy(np.stack(pixels)), rows, names
 
@@ -70,6 +73,74 @@ def build(names: list[str], seed: int) -> RTDetrV2ForObjectDetection:
         nn.init.constant_(head.bias, bias)
     nn.init.normal_(model.model.denoising_class_embed.weight, std=0.5)
     return model.float()
+
+
+class Embedded:
+    """The embedded detector: its losses and folder."""
+
+    def __init__(self, names: list[str], args: argparse.Namespace) -> None:
+        self.model = build(names, args.seed)
+        modeling_rt_detr_v2.get_contrastive_denoising_training_group = denoising_queries
+        self.trained: nn.Module = self.model.model
+        self.in_bf16 = [self.trained.backbone, self.trained.encoder]
+
+    def loss(self, pixels: Tensor, targets: Targets) -> Tensor:
+        return torch.stack(list(detection_loss(self.trained(pixels, labels=targets), targets).values())).sum()
+
+    def save(self, state: dict[str, Tensor], folder: Path) -> Path:
+        return save_model({f"model.{name}": tensor for name, tensor in state.items()}, self.model.config, folder)
+
+
+class Referenced:
+    """A transformers model of another reference, trained from scratch with the loss of its class."""
+
+    def __init__(self, names: list[str], args: argparse.Namespace) -> None:
+        from detrt.models.load import load_source
+
+        source = load_source(args.model)
+        config = source.module.config
+        config.id2label = dict(enumerate(names))
+        config.label2id = {name: k for k, name in enumerate(names)}
+        config.auxiliary_loss = True
+        torch.manual_seed(args.seed)
+        self.trained = self.model = type(source.module)(config)
+        assert isinstance(self.model, PreTrainedModel)
+        self.frozen = thaw_batch_norms(self.model)
+        start_values(self.model)
+        self.in_bf16 = [self.model.model.backbone]
+        entry = source.spec.input
+        self.mean, self.std = (torch.tensor(values).view(3, 1, 1) for values in (entry.mean, entry.std))
+        normalized = {"do_normalize": True, "image_mean": list(entry.mean), "image_std": list(entry.std)}
+        self.described = PREPROCESSOR | {"size": {"height": args.size, "width": args.size}} | normalized
+
+    def loss(self, pixels: Tensor, targets: Targets) -> Tensor:
+        mean, std = self.mean.to(pixels), self.std.to(pixels)
+        labels = [
+            {"class_labels": classes[:count], "boxes": boxes[:count]}
+            for classes, boxes, count in zip(targets.classes, targets.boxes, targets.counts, strict=True)
+        ]
+        return self.trained((pixels - mean) / std, labels=labels).loss
+
+    def save(self, state: dict[str, Tensor], folder: Path) -> Path:
+        self.model.config.architectures = [type(self.model).__name__]
+        counters = tuple(f"{name}.num_batches_tracked" for name in self.frozen)
+        # Tied weights are stored once, under the name that comes first.
+        kept: dict[tuple[int, ...], str] = {}
+        live = self.model.state_dict()
+        for name, tensor in live.items():
+            kept.setdefault((tensor.data_ptr(), *tensor.shape), name)
+        left_out = tuple(n for n, t in live.items() if t.numel() and kept[(t.data_ptr(), *t.shape)] != n)
+        state = {name: tensor for name, tensor in state.items() if name not in (*left_out, *counters)}
+        return write_model(state, self.model.config, folder, (), {"preprocessor_config": self.described})
+
+
+def thaw_batch_norms(model: nn.Module) -> list[str]:
+    """Put a BatchNorm that learns in the place of each that transformers freezes, in place; their names."""
+    names = [name for name, module in model.named_modules() if type(module).__name__.endswith("FrozenBatchNorm2d")]
+    for name in names:
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, nn.BatchNorm2d(len(model.get_submodule(name).running_mean)))
+    return names
 
 
 def batch_of(images: Tensor, rows: list[np.ndarray], size: int, rng: np.random.Generator) -> tuple[Tensor, Targets]:
@@ -116,15 +187,15 @@ def batch_of(images: Tensor, rows: list[np.ndarray], size: int, rng: np.random.G
 def train(args: argparse.Namespace) -> Path:
     """Train for `args.seconds` or `args.steps` and write the averaged weights to OUT/model."""
     device = torch.device("cpu" if args.smoke or not torch.cuda.is_available() else "cuda")
-    images, rows, names = load_split(args.data, "train")
+    images, rows, names = load_split(args.data, "train", args.size)
     images = images.to(device)
-    model = build(names, args.seed).to(device, memory_format=torch.channels_last)
-    core = model.model
-    modeling_rt_detr_v2.get_contrastive_denoising_training_group = denoising_queries
+    detector = (Referenced if args.model else Embedded)(names, args)
+    detector.model.to(device, memory_format=torch.channels_last)
+    core = detector.trained
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-        run_in_bf16(core.backbone)
-        run_in_bf16(core.encoder)
+        for part in detector.in_bf16:
+            run_in_bf16(part)
     optimizer = torch.optim.AdamW(core.parameters(), lr=args.lr, weight_decay=WEIGHT_DECAY)
     live = core.state_dict()
     mean = {name: x.clone() if x.is_floating_point() else x for name, x in live.items()}  # counters as they are
@@ -136,8 +207,7 @@ def train(args: argparse.Namespace) -> Path:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(args.lr, share, step, WARMUP_STEPS)
         pixels, targets = batch_of(images, rows, args.batch, rng)
-        losses = detection_loss(core(pixels, labels=targets), targets)
-        total = torch.stack(list(losses.values())).sum()
+        total = detector.loss(pixels, targets)
         optimizer.zero_grad(set_to_none=True)
         total.backward()
         nn.utils.clip_grad_norm_(core.parameters(), CLIP_NORM)
@@ -147,10 +217,11 @@ def train(args: argparse.Namespace) -> Path:
         if step % args.log_every == 0 or step == 1:
             line = {"step": step, "seconds": round(time.perf_counter() - start, 1), "loss": round(total.item(), 3)}
             print(json.dumps(line), flush=True)
-    state = {f"model.{name}": tensor for name, tensor in mean.items()}
-    folder = save_model(state, model.config, args.out / "model")
+    folder = detector.save(mean, args.out / "model")
     record = {
+        "model": args.model or "embedded:shapes",
         "data": "BCCD, split train",
+        "size": args.size,
         "steps": step,
         "batch": args.batch,
         "lr": args.lr,
@@ -168,6 +239,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, help="folder with BCCD/ and coco_annotations/")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--model", help="a detrt reference such as random:rt_detr_v2, instead of the embedded detector")
+    parser.add_argument(
+        "--size", type=int, default=INPUT_PX, help="height and width of the input, in pixels; other than 320 with --model alone"
+    )
     parser.add_argument("--seconds", type=float, default=150.0, help="training time")
     parser.add_argument("--steps", type=int, default=sys.maxsize)
     parser.add_argument("--batch", type=int, default=32)
@@ -178,6 +253,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.seconds <= 0 or args.batch < 1 or args.steps < 1:
         parser.error("--seconds, --batch and --steps must be above 0")
+    if args.size != INPUT_PX and not args.model:
+        parser.error(f"--size: the embedded detector is trained at {INPUT_PX}; name another with --model")
     if args.smoke:
         args.steps, args.batch, args.log_every = 2, 2, 1
     args.out.mkdir(parents=True, exist_ok=True)

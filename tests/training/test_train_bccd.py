@@ -15,12 +15,17 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
 
 
-def test_smoke_run_leaves_a_loadable_model(real_data, tmp_path):
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--model", "random:d_fine/tiny", "--size", "128"), ("--model", "random:deformable_detr/tiny", "--size", "128")],
+    ids=["embedded", "d_fine", "deformable_detr"],
+)
+def test_smoke_run_leaves_a_loadable_model(real_data, tmp_path, options):
     pytest.importorskip("scipy")
     data = real_data / "images" / "bccd"
     if not data.is_dir():
         pytest.skip(f"the BCCD images are not on this machine ('{data}')")
-    command = [sys.executable, str(ROOT / "training" / "train_bccd.py"), str(data), "--out", str(tmp_path), "--smoke"]
+    command = [sys.executable, str(ROOT / "training" / "train_bccd.py"), str(data), "--out", str(tmp_path), "--smoke", *options]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
