@@ -12,10 +12,9 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from numbers import Real
 from typing import Generic, TypeVar
 
-from .errors import SpecError
+from .errors import SpecError, check_range
 
 Key = TypeVar("Key")
 ClassKey = str | int
@@ -81,8 +80,7 @@ def class_thresholds(labels: Mapping[int, str], count: int, wanted: Iterable[tup
     found: dict[int, float] = {}
     classes = _Classes(labels, count)
     for key, threshold in wanted:
-        if isinstance(threshold, bool) or not isinstance(threshold, Real) or not 0 <= threshold <= 1:
-            raise SpecError(f"the threshold of class {key!r} must be a number from 0 to 1; got {threshold!r}")
+        check_range(f"the threshold of class {key!r}", threshold, 0, 1, SpecError)
         for class_id in classes.ids(key):
             if class_id in found:
                 raise SpecError(

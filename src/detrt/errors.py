@@ -17,8 +17,11 @@ DetrtError                 exit code 2
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
+from numbers import Real
+from typing import Any
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
@@ -150,6 +153,23 @@ def missing_package(error: ModuleNotFoundError, purpose: str) -> MissingPackageE
         if package in names:
             return MissingPackageError(package, extra, purpose)
     return None
+
+
+def is_finite(value: object) -> bool:
+    """Whether it is a number to compute with; an integer of hundreds of digits, which JSON may have, is none."""
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def check_range(
+    name: str, value: Any, low: float, high: float, error: type[DetrtError], *, integer: bool = False, more: str = ""
+) -> None:
+    """Raise `error` where a value is no number, or no integer, from `low` to `high`. more: what is allowed besides."""
+    if not (is_finite(value) and low <= value <= high and (isinstance(value, int) or not integer)):
+        kind = "an integer" if integer else "a number"
+        raise error(f"{name} must be {kind} from {low} to {high}{more}; got {value!r}")
 
 
 def check_one_of(name: str, value: object, allowed: Sequence[object], error: type[DetrtError]) -> None:

@@ -7,19 +7,17 @@ Sizes are (height, width) in pixels.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import files
 from .class_names import class_ids, class_thresholds
-from .errors import SpecError, check_one_of
+from .errors import SpecError, check_one_of, check_range, is_finite
 
 if TYPE_CHECKING:
     from .text.kinds import PromptKind
@@ -81,20 +79,11 @@ def _check(condition: bool, message: str) -> None:
 
 
 def _whole(field: str, value: object, low: int, high: int) -> None:
-    ok = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-    _check(ok, f"{field} must be an integer from {low} to {high}; got {value!r}")
+    check_range(field, value, low, high, SpecError, integer=True)
 
 
 def _flag(field: str, value: object) -> None:
     _check(isinstance(value, bool), f"{field} must be true or false; got {value!r}")
-
-
-def is_finite(value: object) -> bool:
-    """Whether it is a number to compute with; an integer of hundreds of digits, which JSON may have, is none."""
-    try:
-        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:
-        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,8 +263,7 @@ class DecodeSpec:
             self.in_graph or self.score_threshold == 0,
             f"decode.score_threshold {self.score_threshold!r} needs decode.in_graph: a runtime has its own threshold",
         )
-        stride = self.mask_stride
-        _check(is_finite(stride) and 0 <= stride <= 64, f"decode.mask_stride must be a number from 0 to 64; got {stride!r}")
+        check_range("decode.mask_stride", self.mask_stride, 0, 64, SpecError)
         check_one_of("decode.reading_order", self.reading_order, READING_ORDERS, SpecError)
         _flag("decode.quads", self.quads)
         _check(
@@ -283,8 +271,7 @@ class DecodeSpec:
             "decode.in_graph is for models without reading order and quadrilaterals: no graph sorts by them",
         )
         for name in ("nms_iou", "nms_min_score", "score_threshold"):
-            value = getattr(self, name)
-            _check(is_finite(value) and 0 <= value <= 1, f"decode.{name} must be a number from 0 to 1; got {value!r}")
+            check_range(f"decode.{name}", getattr(self, name), 0, 1, SpecError)
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ MISTAKES = {
     "verify bundle --images in --batches one": "1,4,8",
     "serve bundle --port 99999999": "port",
     "serve bundle --port 80a": "got '80a'|'80a' is not",
-    "bench bundle --repeats 0": "--repeats must be from 1 to 10000; got 0",
+    "bench bundle --repeats 0": "--repeats must be a number from 1 to 10000; got 0",
     "bench bundle bundel": "there is no model 'bundel'",
     "bench bundle --scopes all": "kernel|forward",
     "serve bundle --labels names.txt": "'bundle' is a bundle and has its own",

@@ -333,7 +333,7 @@ def test_operations_are_counted_by_type():
             {"precision": "auto", "calibration": "x", "budget": ("mAP", 1.0)},
             "kind of `budget` must be one of ap, drift",
         ),
-        ({"precision": "fp16", "min_fraction": 2.0}, "`min_fraction` must be from 0 to 1"),
+        ({"precision": "fp16", "min_fraction": 2.0}, "`min_fraction` must be a number from 0 to 1"),
         ({"precision": "int8", "calibration": "x", "method": "kl"}, "`method` must be one of"),
     ],
 )

@@ -409,7 +409,7 @@ def test_api_key(model):
     [
         (["nowhere"], "nowhere", "give a bundle folder"),
         (["toy.onnx", "--port", "70000"], "70000", "0 to 65535"),
-        (["toy.onnx", "--max-batch", "0"], "0", "--max-batch must be from 1"),
+        (["toy.onnx", "--max-batch", "0"], "0", "--max-batch must be a number from 1"),
         (["toy.onnx", "a/toy.onnx"], "toy", "give one of them another"),
         (["toy.onnx", "--host", "not an address"], "not an address", "127.0.0.1"),
         (["toy.onnx", "--device", "tpu"], "tpu", "numbers of GPUs"),

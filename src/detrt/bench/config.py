@@ -8,7 +8,7 @@ from typing import Any
 
 from ..backends.targets import GRAPH, TARGETS
 from ..data.datasets import is_dataset
-from ..errors import DetrtError
+from ..errors import DetrtError, check_range
 from ..models.load_options import LoadOptions
 from ..spec import LARGEST_SIDE
 
@@ -82,8 +82,7 @@ class BenchConfig:
         if not self.batches or not all(1 <= batch <= 256 for batch in self.batches):
             raise DetrtError(f"`batch` must be numbers from 1 to 256, such as 1,4,16; got {self.batches}")
         for name, value, low in (("repeats", self.repeats, 1), ("warmup", self.warmup, 0)):
-            if not low <= value <= 10_000:
-                raise DetrtError(f"`{name}` must be from {low} to 10000; got {value}")
+            check_range(f"`{name}`", value, low, 10_000, DetrtError)
         if self.threads is not None and self.threads < 1:
             raise DetrtError(f"`threads` must be at least 1, or left out for all cores; got {self.threads}")
         if self.size is not None and not all(1 <= side <= LARGEST_SIDE for side in self.size):

@@ -13,7 +13,7 @@ import typer
 from ..class_names import split_classes
 from ..data.arguments import IMAGE_DECODER, check_image_decoder, read_class_thresholds
 from ..data.stream_config import StreamConfig
-from ..errors import DetrtError, SpecError
+from ..errors import DetrtError, SpecError, check_range
 from ..models.load_options import LoadOptions
 from ..spec import parse_size
 from ..system import CPU
@@ -82,8 +82,8 @@ class ImageOptions:
 
         make_tiling(self.tile, self.overlap)
         for name, value in (("--threshold", self.threshold), ("--text-threshold", self.text_threshold)):
-            if value is not None and not 0 <= value <= 1:
-                raise SpecError(f"{name} must be from 0 to 1; got {value}")
+            if value is not None:
+                check_range(name, value, 0, 1, SpecError)
         for name, value in (("--batch", self.batch), ("--max-detections", self.max_detections)):
             if value is not None and value < 1:
                 raise SpecError(f"{name} must be at least 1; got {value}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DetrtError, ImageError
+from ..errors import DetrtError, ImageError, check_range
 from .options import Given
 from .outputs import OutputOptions, open_writers, reader_may_leave, summary, write_all
 
@@ -74,8 +74,8 @@ class TrackOptions:
     )
 
     def __post_init__(self) -> None:
-        if self.track_threshold is not None and not 0 <= self.track_threshold <= 1:
-            raise DetrtError(f"--track-threshold must be from 0 to 1; got {self.track_threshold}")
+        if self.track_threshold is not None:
+            check_range("--track-threshold", self.track_threshold, 0, 1, DetrtError)
 
     def make(self) -> Tracker | None:
         """A tracker, if there is to be one. Raises MissingPackageError."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from .. import files
 from ..class_names import parse_class_thresholds
-from ..errors import ArgumentError, ImageError, SpecError
-from ..spec import is_finite, parse_size
+from ..errors import ArgumentError, ImageError, SpecError, is_finite, one_line
+from ..spec import parse_size
 from ..system import IMAGE_DECODERS
 
 # Metadata of the option `image_decoder`, whose default is the first of IMAGE_DECODERS.
@@ -21,9 +21,7 @@ _IMAGE = "a path, an address (https://...), bytes, an open file, a PIL image, a 
 
 def refuse(name: str, allowed: str, value: object) -> ArgumentError:
     """The error of an argument. allowed: what it must be."""
-    text = repr(value)
-    text = text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + " ..."
-    return ArgumentError(f"{name} must be {allowed}; got {text} ({type(value).__name__})")
+    return ArgumentError(f"{name} must be {allowed}; got {one_line(repr(value), _LONGEST_VALUE)} ({type(value).__name__})")
 
 
 def check_integer(value: Any, name: str, *, least: int = 1) -> int | None:

@@ -15,8 +15,8 @@ from typing import Any
 
 from .. import files
 from ..class_names import NameIndex
-from ..errors import ImageError, OutputError, SpecError
-from ..spec import ModelSpec, is_finite
+from ..errors import ImageError, OutputError, SpecError, is_finite
+from ..spec import ModelSpec
 from ..tasks.masks import Masks
 
 Entry = dict[str, Any]

@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..detections import Detections, cxcywh_to_xyxy
-from ..errors import ArgumentError, SessionError
-from ..spec import BOXES, LABELS, LOGITS, NUM_DETECTIONS, PRED_BOXES, SCORES, DecodeSpec, ModelSpec, is_finite
+from ..errors import ArgumentError, SessionError, check_range
+from ..spec import BOXES, LABELS, LOGITS, NUM_DETECTIONS, PRED_BOXES, SCORES, DecodeSpec, ModelSpec
 from ..tasks import extra_outputs, tasks_of
 from .preprocess import resized_size
 
@@ -171,8 +171,7 @@ def _covered(spec: ModelSpec, size_hw: tuple[int, int]) -> tuple[float, float] |
 
 
 def check_threshold(threshold: float, name: str = "threshold") -> None:
-    if not (is_finite(threshold) and 0 <= threshold <= 1):
-        raise ArgumentError(f"{name} must be a number from 0 to 1; got {threshold!r}")
+    check_range(name, threshold, 0, 1, ArgumentError)
 
 
 def sigmoid(x: NDArray) -> NDArray[np.float32]:

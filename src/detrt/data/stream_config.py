@@ -38,6 +38,6 @@ class StreamConfig:
         if not self.timeout_s > 0:
             raise DetrtError(f"`timeout_s` must be above 0 seconds; got {self.timeout_s:g}")
         if self.reconnect_s is not None and not self.reconnect_s >= 0:
-            raise DetrtError(f"`reconnect` must be at least 0 seconds; got {self.reconnect_s:g}")
+            raise DetrtError(f"`reconnect_s` must be at least 0 seconds; got {self.reconnect_s:g}")
         if self.transport not in TRANSPORTS:
             raise DetrtError(f"`transport` must be {' or '.join(TRANSPORTS)}; got {self.transport!r}")

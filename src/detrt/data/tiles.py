@@ -25,8 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..detections import Detections
-from ..errors import SessionError
-from ..spec import is_finite
+from ..errors import SessionError, is_finite
 from ..tasks import TASKS
 from ..tasks.base import Window
 from .arguments import pixel_size, refuse

@@ -10,8 +10,7 @@ from typing import Any, TextIO
 
 from .. import files
 from ..data.coco import is_bbox
-from ..errors import ImageError, OutputError
-from ..spec import is_finite
+from ..errors import ImageError, OutputError, is_finite
 
 Row = dict[str, Any]
 _SCHEMA = 1

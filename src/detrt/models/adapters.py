@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
-from ..errors import SourceError, one_line
-from ..spec import is_finite
+from ..errors import SourceError, is_finite, one_line
 
 if TYPE_CHECKING:
     from torch import Tensor

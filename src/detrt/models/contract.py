@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..errors import ExportError, check_one_of
+from ..errors import ExportError, check_one_of, check_range
 from ..spec import (
     BOXES,
     LABELS,
@@ -301,12 +301,11 @@ class ExportConfig:
         if (self.height is None) != (self.width is None):
             raise ExportError("give both `height` and `width` (or `size` for a square), or neither")
         for name, value in (("`height`", self.height), ("`width`", self.width)):
-            if value is not None and not (isinstance(value, int) and 1 <= value <= LARGEST_SIDE):
-                raise ExportError(f"{name} must be an integer of pixels from 1 to {LARGEST_SIDE}; got {value!r}")
+            if value is not None:
+                check_range(name, value, 1, LARGEST_SIDE, ExportError, integer=True, more=" pixels")
         if self.max_detections is not None and self.max_detections < 1:
             raise ExportError(f"`max_detections` must be at least 1; got {self.max_detections}")
-        if not 0.0 <= self.score_threshold <= 1.0:
-            raise ExportError(f"`score_threshold` must be from 0 to 1; got {self.score_threshold}")
+        check_range("`score_threshold`", self.score_threshold, 0, 1, ExportError)
         if self.score_threshold and self.decode != "graph":
             raise ExportError(
                 f"`score_threshold={self.score_threshold:g}` is for a graph that decodes: add `decode=graph`, or leave "

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..backends.targets import TARGETS
-from ..errors import GraphError, check_one_of
-from ..spec import Precision, comma_separated, is_finite
+from ..errors import GraphError, check_one_of, check_range, is_finite
+from ..spec import LARGEST_BATCH, Precision, comma_separated
 
 PRECISIONS = (*Precision, "auto")
 METHODS = ("auto", "entropy", "percentile", "mse", "minmax")
@@ -170,19 +170,16 @@ class PrecisionConfig:
             if value is not None:
                 object.__setattr__(self, name, Path(value))
         object.__setattr__(self, "keep_fp32", tuple(self.keep_fp32))
-        if not 1 <= self.calibration_images <= 100_000 or self.batch_size < 1:
-            raise GraphError(
-                f"calibration_images must be from 1 to 100000 and batch_size at least 1; got {self.calibration_images} "
-                f"and {self.batch_size}"
-            )
-        if not 50.0 <= self.percentile <= 100.0:
-            raise GraphError(f"the calibration percentile must be from 50 to 100; got {self.percentile}")
-        if not 1.0 <= self.margin <= 1000.0:
-            raise GraphError(f"the overflow margin must be from 1 to 1000; got {self.margin}")
-        if self.quantize_fraction is not None and not 0.0 <= self.quantize_fraction <= 1.0:
-            raise GraphError(f"`quantize_fraction` must be from 0 to 1; got {self.quantize_fraction}")
-        if self.min_fraction is not None and not 0.0 <= self.min_fraction <= 1.0:
-            raise GraphError(f"`min_fraction` must be from 0 to 1; got {self.min_fraction}")
+        for name, low, high in (
+            ("calibration_images", 1, 100_000),
+            ("batch_size", 1, LARGEST_BATCH),
+            ("percentile", 50, 100),
+            ("margin", 1, 1000),
+            ("quantize_fraction", 0, 1),
+            ("min_fraction", 0, 1),
+        ):
+            if (value := getattr(self, name)) is not None:
+                check_range(f"`{name}`", value, low, high, GraphError)
         if self.precision == "auto" and self.budget is None:
             raise GraphError("`precision=auto` needs `budget`, e.g. `budget=ap=0.1` or `budget=drift=0.01`")
         if self.precision != "auto" and self.budget is not None:

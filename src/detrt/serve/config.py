@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 from ..backends.targets import BACKEND, TARGETS, backend_names, needs_gpu, tuned
 from ..data.arguments import IMAGE_DECODER, check_image_decoder
 from ..data.images import FAST_FORMATS, MAX_PIXELS, parse_image_formats
-from ..errors import SessionError
+from ..errors import SessionError, check_range
 from ..models.load_options import LoadOptions
 from ..spec import parse_size
 from ..system import CPU, parse_devices, usable_cores
@@ -209,9 +208,8 @@ class ServeConfig:
             "threshold": (0, 1),
         }
         for name, (low, high) in ranges.items():
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and low <= value <= high):
-                raise SessionError(f"`{name}` must be from {low:g} to {high:g}; got {value:g}")
+            if (value := getattr(self, name)) is not None:
+                check_range(f"`{name}`", value, low, high, SessionError)
         if self.max_held_mib < self.max_body_mib:
             raise SessionError(
                 f"`max_held_mib` ({self.max_held_mib}) must be at least `max_body_mib` ({self.max_body_mib}), or no such body "

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ..class_names import parse_class_thresholds
-from ..errors import SpecError
+from ..errors import SpecError, check_range
 from ..spec import parse_size
 
 RESIZERS = ("graph", "nvinfer")
@@ -57,8 +57,7 @@ class DeepStreamConfig:
             raise SpecError(f"`resize` must be {' or '.join(RESIZERS)}; got {self.resize!r}")
         if self.batch < 1:
             raise SpecError(f"`batch` must be at least 1; got {self.batch}")
-        if not 0 <= self.threshold <= 1:
-            raise SpecError(f"`threshold` must be from 0 to 1; got {self.threshold}")
+        check_range("`threshold`", self.threshold, 0, 1, SpecError)
         if self.frame_hw is not None and (min(self.frame_hw) < 2 or self.frame_hw[0] * self.frame_hw[1] > MAX_PIXELS):
             raise SpecError(f"`frame_hw` must be from 2x2 to {MAX_PIXELS} pixels; got {self.frame_hw[0]}x{self.frame_hw[1]}")
         if self.resize == "graph" and self.frame_hw is not None and any(side % 2 for side in self.frame_hw):

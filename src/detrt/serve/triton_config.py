@@ -8,7 +8,7 @@ from functools import partial
 
 from ..backends.targets import BACKEND, backend_names, needs_gpu
 from ..data.arguments import IMAGE_DECODER, check_image_decoder
-from ..errors import SpecError
+from ..errors import SpecError, check_range
 from ..spec import Precision, parse_numbers, parse_size
 from ..system import CPU, parse_devices
 
@@ -97,9 +97,8 @@ class TritonConfig:
             ("rows", 1, 100_000),
             ("threads", 1, 1024),
         ):
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise SpecError(f"`{name}` must be from {low} to {high}; got {value}")
+            if (value := getattr(self, name)) is not None:
+                check_range(f"`{name}`", value, low, high, SpecError)
         if wrong := [size for size in self.preferred_batch if not 1 <= size <= self.max_batch]:
             raise SpecError(f"`preferred_batch` must be from 1 to `max_batch={self.max_batch}`; got {wrong[0]}")
         if not self.devices and needs_gpu(self.backend):

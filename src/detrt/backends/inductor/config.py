@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from ...errors import EngineError
+from ...errors import EngineError, check_range
 from ...spec import LARGEST_BATCH, LARGEST_SIDE, Precision, TextSpec, Triple
 
 TARGET = "inductor"
@@ -90,8 +90,8 @@ class InductorConfig:
                 )
         if (self.height is None) != (self.width is None):
             raise EngineError("give both height and width, or neither")
-        if self.tokens is not None and not (type(self.tokens) is int and 4 <= self.tokens <= MAX_PROMPT_TOKENS):
-            raise EngineError(f"`tokens` must be an integer from 4 to {MAX_PROMPT_TOKENS}; got {self.tokens}")
+        if self.tokens is not None:
+            check_range("`tokens`", self.tokens, 4, MAX_PROMPT_TOKENS, EngineError, integer=True)
         if self.timeout_seconds is not None and not self.timeout_seconds > 0:
             raise EngineError(f"`timeout_seconds` must be more than 0 seconds; got {self.timeout_seconds}")
 

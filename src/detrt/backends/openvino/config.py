@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from ...errors import EngineError
+from ...errors import EngineError, check_range
 
 TARGET = "openvino"
 PERFORMANCE = ("latency", "throughput")  # the first is the default
@@ -45,8 +45,8 @@ class OpenVinoRun:
     def __post_init__(self) -> None:
         if self.performance not in (None, *PERFORMANCE):
             raise EngineError(f"`performance` must be {' or '.join(PERFORMANCE)}; got {self.performance!r}")
-        if self.streams is not None and not (type(self.streams) is int and 1 <= self.streams <= LARGEST_STREAMS):
-            raise EngineError(f"`streams` must be a number from 1 to {LARGEST_STREAMS}; got {self.streams!r}")
+        if self.streams is not None:
+            check_range("`streams`", self.streams, 1, LARGEST_STREAMS, EngineError, integer=True)
         if self.streams is not None and self.performance != "throughput":
             raise EngineError(
                 f"`streams={self.streams}` has no effect without `performance=throughput`; add that, or leave it out"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ...errors import EngineError
+from ...errors import EngineError, check_range, is_finite
 from ...spec import LARGEST_BATCH, LARGEST_SIDE, Triple
 from ...system import compute_capabilities_here
 
@@ -163,21 +162,15 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, _checked_triple(name, value, limit))
-        if not _is_whole(self.optimization_level) or not 0 <= self.optimization_level <= 5:
+        check_range(
+            "`optimization_level`", self.optimization_level, 0, 5, EngineError, integer=True, more=" (3 is the usual one)"
+        )
+        if self.workspace_mib is not None:
+            check_range("`workspace_mib`", self.workspace_mib, 1, 1 << 20, EngineError, integer=True, more=", or left out")
+        if self.timeout_seconds is not None and not (is_finite(self.timeout_seconds) and self.timeout_seconds > 0):
             raise EngineError(
-                f"optimization_level must be an integer from 0 to 5; got {self.optimization_level!r}; 3 is the usual one"
+                f"`timeout_seconds` must be a positive number of seconds, or left out; got {self.timeout_seconds!r}"
             )
-        if self.workspace_mib is not None and not (_is_whole(self.workspace_mib) and 1 <= self.workspace_mib <= 1 << 20):
-            raise EngineError(
-                f"workspace_mib must be an integer number of MiB from 1 to {1 << 20}, or left out; got {self.workspace_mib!r}"
-            )
-        if self.timeout_seconds is not None and not (
-            isinstance(self.timeout_seconds, (int, float))
-            and not isinstance(self.timeout_seconds, bool)
-            and math.isfinite(self.timeout_seconds)
-            and self.timeout_seconds > 0
-        ):
-            raise EngineError(f"timeout_seconds must be a positive number of seconds, or left out; got {self.timeout_seconds!r}")
         if self.timing_cache is not None:
             object.__setattr__(self, "timing_cache", Path(self.timing_cache))
         if self.hardware_compatibility not in HARDWARE_COMPATIBILITIES:
