@@ -33,10 +33,6 @@ from ..spec import BOXES, LABELS, LOGITS, NUM_DETECTIONS, PRED_BOXES, SCORES, De
 from ..tasks import extra_outputs, tasks_of
 from .preprocess import resized_size
 
-_OVERFLOW = (
-    "numbers overflowed inside the model; build it again with `precision=fp32`, and check the checkpoint if it happens there too"
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
@@ -147,7 +143,8 @@ def _of_queries(
         mine = queries[keep]
         arrays = {name: extras[name] if task.pairwise else extras[name][mine] for name in task.outputs(spec)}
         for name, array in arrays.items():
-            _finite(array, name)
+            if not np.isfinite(array).all():
+                raise _overflowed(name)
         values = task.decode(arrays, mine, size_hw, _covered(spec, size_hw))
         if task.sorts:
             order = np.argsort(values, kind="stable")
@@ -156,10 +153,11 @@ def _of_queries(
     return found, keep
 
 
-def _finite(array: NDArray, name: str) -> NDArray:
-    if not np.isfinite(array).all():
-        raise SessionError(f"the model returned NaN or infinite values in '{name}': {_OVERFLOW}")
-    return array
+def _overflowed(*names: str) -> SessionError:
+    return SessionError(
+        f"the model returned NaN or infinite values in {' or '.join(map(repr, names))}: numbers overflowed inside the model; build it "
+        "again with `precision=fp32`, and check the checkpoint if it happens there too"
+    )
 
 
 def _covered(spec: ModelSpec, size_hw: tuple[int, int]) -> tuple[float, float] | None:
@@ -209,7 +207,7 @@ def count_candidates(spec: ModelSpec) -> int:
 def _read_candidates(found: Candidates, spec: ModelSpec, scales: NDArray[np.float32], threshold: float) -> list[_Row]:
     """scales: (n, 4), width, height, width, height of what the boxes of each image are relative to; also below."""
     if found.overflow:
-        raise SessionError(f"the model returned NaN or infinite values in '{found.overflow}': {_OVERFLOW}")
+        raise _overflowed(found.overflow)
     scores = sigmoid(found.values) if spec.decode.activation == "sigmoid" else found.values
     # All images at once: NumPy's time for each call would hold a small model back on a GPU.
     above = (scores > np.float32(threshold)).reshape(-1).nonzero()[0]  # before sorting, as for raw outputs
@@ -273,7 +271,7 @@ def checked_output(outputs: Mapping[str, NDArray], name: str, shape: tuple[int, 
     else:
         bad = finite and not np.isfinite(array).all()
     if bad:
-        raise SessionError(f"the model returned NaN or infinite values in '{name}': {_OVERFLOW}")
+        raise _overflowed(name)
     return array
 
 
@@ -300,7 +298,7 @@ def _read_decoded(outputs: Mapping[str, NDArray], spec: ModelSpec, scales: NDArr
             raise SessionError(f"the model returned {NUM_DETECTIONS} = {count}; it must be from 0 to {k}")
         row = _Row(image_boxes[:count], image_scores[:count], ids[:count].astype(np.int64), np.arange(count))
         if not (np.isfinite(row.boxes).all() and np.isfinite(row.scores).all()):
-            raise SessionError(f"the model returned NaN or infinite values in '{BOXES}' or '{SCORES}': {_OVERFLOW}")
+            raise _overflowed(BOXES, SCORES)
         rows.append(row)
     return rows
 
