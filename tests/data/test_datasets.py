@@ -15,6 +15,7 @@ from PIL import Image
 
 from detrt.data.coco import CocoDataset, load_coco
 from detrt.data.datasets import is_dataset, load_dataset, size_of
+from detrt.data.images import load_image
 from detrt.errors import ImageError
 
 pytest.importorskip("yaml", reason="needs the 'eval' extra")
@@ -284,6 +285,8 @@ def test_a_turned_image_has_the_size_that_is_shown(tmp_path):
     exif[0x0112] = 6
     Image.new("RGB", SIZE).save(tmp_path / "a.jpg", exif=exif)
     assert size_of(tmp_path / "a.jpg") == (40, 30)
+    Image.new("RGB", SIZE).save(tmp_path / "a.jpg", exif=b"Exif\0\0II*\0\xff\xff\xff\xff broken")
+    assert size_of(tmp_path / "a.jpg") == load_image(tmp_path / "a.jpg").shape[:2] == (30, 40)
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,10 @@ from PIL import Image
 from ..errors import ImageError
 from ..files import read_lines, read_yaml
 from .coco import CocoDataset, Entry, file_in, load_coco
-from .images import IMAGE_FORMATS, IMAGE_SUFFIXES, available, natural_key
+from .images import IMAGE_FORMATS, IMAGE_SUFFIXES, available, natural_key, orientation_of
 
 PARTS = ("val", "test", "train")
 _SETTINGS = (".yaml", ".yml", ".data")  # of files that describe a YOLO data set
-_ORIENTATION = 0x0112
 
 
 def load_dataset(path: str | os.PathLike, *, annotations: bool = True) -> CocoDataset:
@@ -342,7 +341,7 @@ def size_of(path: Path) -> tuple[int, int]:
         with warnings.catch_warnings(), Image.open(path, formats=available(IMAGE_FORMATS)) as image:
             warnings.simplefilter("ignore")
             width, height = image.size
-            turned = int(image.getexif().get(_ORIENTATION, 1)) > 4
+            turned = orientation_of(image) > 4
     except FileNotFoundError:
         raise ImageError(f"there is no image '{path}', which the annotations name; check the path") from None
     except Exception as error:  # Pillow's parsers raise nearly anything for a hostile header

@@ -31,7 +31,7 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 from ..errors import ImageError
 from ..spec import comma_separated
 from .addresses import without_secrets
-from .raw_image import EncodedImage, RawImage
+from .raw_image import EncodedImage, RawImage, upright
 
 # The size at which Pillow itself refuses an image: 0.5 GB of RGB pixels.
 MAX_PIXELS = 178_956_970
@@ -50,15 +50,6 @@ IMAGE_SUFFIXES = frozenset(_IMAGE.split())
 VIDEO_SUFFIXES = frozenset(_VIDEO.split())
 ImageSource = str | os.PathLike | bytes | bytearray | memoryview | np.ndarray | Image.Image
 _ORIENTATION_TAG = 0x0112
-_TRANSPOSE = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +173,7 @@ class OpenedImage:
         Raises:
             ImageError: no pixels, too many, or a damaged image.
         """
-        image, name, orientation = self.image, self.name, 1
+        image, name = self.image, self.name
         width, height = image.size
         if width < 1 or height < 1:
             raise ImageError(f"{name} has no pixels: {width}x{height}")
@@ -195,10 +186,7 @@ class OpenedImage:
                 _ignore_warnings()
                 image.load()
                 rgb = image if image.mode == "RGB" else _to_rgb(image, name)
-                with contextlib.suppress(Exception):  # a damaged EXIF block is ignored
-                    orientation = int(image.getexif().get(_ORIENTATION_TAG, 1))
-                turn = _TRANSPOSE.get(orientation)
-                return np.array(rgb.transpose(turn) if turn is not None else rgb)
+                return upright(np.array(rgb), orientation_of(image))
         except ImageError:
             raise
         except Exception as error:  # decoders raise OSError, SyntaxError, struct.error, ...
@@ -477,10 +465,17 @@ def _frame(body: bytes) -> tuple[int, int] | None:
 
 
 def _exif_orientation(data: bytes) -> int:
-    """Orientation from EXIF or XMP, as Pillow reads it."""
     try:
         with warnings.catch_warnings(), Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
             warnings.simplefilter("ignore")
-            return int(image.getexif().get(_ORIENTATION_TAG, 1))
-    except Exception:  # damaged metadata is ignored
+            return orientation_of(image)
+    except Exception:  # Pillow's parsers raise nearly anything
+        return 1
+
+
+def orientation_of(image: Image.Image) -> int:
+    """Orientation from EXIF or XMP, as Pillow reads it; 1 where there is none, or damaged metadata."""
+    try:
+        return int(image.getexif().get(_ORIENTATION_TAG, 1))
+    except Exception:
         return 1
