@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ import typer
 
 from ..errors import ImageError, printable
 from .spellings import spelled
+from .streams import give_stdout_a_sink
 
 if TYPE_CHECKING:
     from ..data.images import Input
@@ -143,9 +143,7 @@ def reader_may_leave() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        # Python flushes stdout once more at exit; give it a sink.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        give_stdout_a_sink()
         raise typer.Exit(0) from None
 
 

@@ -177,7 +177,7 @@ def _yolo(file: Path, part: str, annotations: bool) -> CocoDataset:
         if not annotations or label is None:
             continue
         for index, line in enumerate(read_lines(label, "YOLO label", ImageError), 1):
-            if line.strip():
+            if line:
                 row = _yolo_row(line, f"'{label}', line {index}", names, (height, width), points="kpt_shape" in settings)
                 rows.append({"id": len(rows) + 1, "image_id": number, "iscrowd": 0, **row})
     if annotations and not rows:
@@ -206,8 +206,7 @@ def _yolo_images(file: Path, settings: Mapping[str, Any], part: str) -> list[Pat
             files = (p for p in place.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and not p.name.startswith("."))
             found += sorted(files, key=natural_key)
         else:
-            lines = [line.strip() for line in read_lines(place, "list of images", ImageError) if line.strip()]
-            for line in lines:
+            for line in filter(None, read_lines(place, "list of images", ImageError)):
                 named = [file_in(root, line) for root in (base, place.parent)]
                 found.append(next((one for one in named if one.is_file()), named[0]))
     found = list(dict.fromkeys(found))
@@ -275,7 +274,7 @@ def _voc(annotations: Path, folder: Path, part: str, needed: bool) -> CocoDatase
         listing = annotations.parent / "ImageSets" / "Main" / f"{part}.txt"
         if not listing.is_file():
             raise ImageError(f"there is no '{listing}', which would name the images of the part '{part}'; leave :{part} out")
-        lines = [line.strip() for line in read_lines(listing, "list of images", ImageError) if line.strip()]
+        lines = filter(None, read_lines(listing, "list of images", ImageError))
         places = [annotations / f"{line}.xml" for line in lines]  # or with a number behind the name
         files = list(
             dict.fromkeys(p if p.is_file() else p.with_name(f"{p.name.split()[0].removesuffix('.xml')}.xml") for p in places)
@@ -366,4 +365,4 @@ def _read_settings(file: Path) -> Mapping[str, Any]:
 
 
 def _names_in(file: Path) -> list[str]:
-    return [line.strip() for line in read_lines(file, "list of classes", ImageError) if line.strip()]
+    return [line for line in read_lines(file, "list of classes", ImageError) if line]
