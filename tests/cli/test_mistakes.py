@@ -12,8 +12,7 @@ pytest.importorskip("onnx", reason="onnx is not installed: the models are made w
 from cli_support import cli, snapshot, write_images, write_onnx  # noqa: F401 - fixture
 
 from detrt.cli import _COMMANDS, load_command, main
-from detrt.cli.spellings import _COMMANDS as OTHER_COMMANDS
-from detrt.cli.spellings import _ELSEWHERE, _NO_OPTION, hint
+from detrt.cli.spellings import _COMMANDS_ELSEWHERE, _ELSEWHERE, _NO_OPTION, hint
 
 # What is typed, and a part of the answer.
 MISTAKES = {
@@ -194,15 +193,15 @@ def test_hints_name_options_that_exist():
         assert ours.split()[0] in every, ours
         for name in theirs:
             where = [command for command in _COMMANDS if name not in options[command]]
-            assert all(hint(name, command, options.__getitem__, _COMMANDS) for command in where)
+            assert all(hint(name, command) for command in where)
     spellings = [name for names in (*_ELSEWHERE.values(), *_NO_OPTION.values()) for name in names]
     assert len(spellings) == len(set(spellings))
 
 
 def test_hints_name_commands_that_exist():
-    names = [name for theirs in OTHER_COMMANDS.values() for name in theirs]
+    names = [name for theirs in _COMMANDS_ELSEWHERE.values() for name in theirs]
     assert len(names) == len(set(names)) and not set(names) & set(_COMMANDS)
-    for ours in OTHER_COMMANDS:
+    for ours in _COMMANDS_ELSEWHERE:
         (command,) = [
             word for before, word in itertools.pairwise(ours.split()) if before == "detrt" and word in (*_COMMANDS, "COMMAND")
         ]
@@ -210,4 +209,4 @@ def test_hints_name_commands_that_exist():
 
 
 def test_unknown_options_of_nobody_have_no_hint():
-    assert hint("--frobnicate", "build", lambda name: [], _COMMANDS) is None
+    assert hint("--frobnicate", "build") is None

@@ -65,7 +65,7 @@ def test_the_command_line_knows_the_options_of_migrating():
     theirs = {option for cells in rows("migrating.md") for option in re.findall(r"(?<![\w-])--[\w-]+", cells[0])}
     ours = {option for names in options.values() for option in names}
     assert len(theirs) > 30
-    assert sorted(o for o in theirs - ours if not hint(o, "build", lambda command: options.get(command, ()), options)) == []
+    assert sorted(o for o in theirs - ours if not hint(o, "build")) == []
 
 
 def test_troubleshooting_quotes_messages_of_the_code():

@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from .. import files
 from ..errors import DetrtError, missing_package, printable
-from .spellings import COMMAND, spelled
+from .spellings import COMMAND, command_hint, hint, line_of, options_of, spelled
 from .stopping import INTERRUPTED, TERMINATED, Terminated, stopping
 from .streams import drop_unwritten, give_stdout_a_sink, open_streams
 
@@ -246,32 +246,18 @@ def _usage_error(error: Any, arguments: list[str]) -> str:
     command = arguments[0] if context is None and arguments[0] in _COMMANDS else ""  # an option without its value has no context
     path = context.command_path if context is not None else f"detrt {command}".rstrip()
     command = path.partition(" ")[2]
-    if option is not None and option not in _options_of(command):
-        from .spellings import hint
-
-        found = hint(option, command, _options_of, _COMMANDS)
-        if found is not None:
-            return found
+    if option is not None and option not in options_of(command) and (found := hint(option, command)) is not None:
+        return found
     message = " ".join(error.format_message().split()).rstrip(".")
     if (unknown := _NO_COMMAND.match(message)) is not None:
-        from .spellings import command_hint
-
         behind = next((arguments[at:] for at, word in enumerate(arguments, 1) if word == unknown[1]), [])
         if (found := command_hint(unknown[1], behind)) is not None:
             return found
-    from .spellings import line_of
-
     if (line := line_of(arguments)) is not None:
         return f"detrt has no key=value arguments; use {line}"
     if callable(refused := getattr(error.__cause__, "errors", None)):  # of pydantic, in newer typer versions
         message += f"; got {refused()[0]['input']!r}"
     return f"{message[:1].lower()}{message[1:]}; see: {path} -h".replace("?; see", "? See")
-
-
-def _options_of(command: str) -> list[str]:
-    if command not in _COMMANDS:
-        return []
-    return [name for parameter in load_command(command).params for name in parameter.opts]
 
 
 def _stopped() -> int:

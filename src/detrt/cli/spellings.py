@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from contextvars import ContextVar
 from typing import Any
 
@@ -122,8 +122,8 @@ _OUTPUT = {
 }
 
 
-# Commands of other tools -> what to type.
-_COMMANDS: dict[str, tuple[str, ...]] = {
+# What to type -> commands of other tools.
+_COMMANDS_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "detrt detect MODEL IMAGES": ("predict", "infer", "inference", "run", "test-image", "stream"),
     "detrt detect MODEL VIDEO --track": ("track",),
     "detrt eval MODEL --images DIR --ground-truth FILE": ("val", "validate", "evaluate", "test", "map"),
@@ -186,7 +186,7 @@ def _flag(name: str, off: bool, command: str) -> str | None:
 
     dashed = "--" + name.replace("_", "-")
     for one in (command, *_COMMANDS) if command else _COMMANDS:
-        options = _options_of(one)
+        options = _flags_of(one)
         found = options.get(name) or options.get(name.removesuffix("s"))
         found = found or next((both for both in options.values() if dashed in both[0]), None)
         if found is not None:
@@ -196,17 +196,22 @@ def _flag(name: str, off: bool, command: str) -> str | None:
 
 
 @functools.cache
-def _options_of(command: str) -> dict[str, tuple[list[str], list[str]]]:
-    """Parameter of a command -> the names of its option, and those that switch it off."""
-    from . import load_command
+def _flags_of(command: str) -> dict[str, tuple[list[str], list[str]]]:
+    """Parameter of a command -> the names of its option, and those that switch it off; none of what is no command."""
+    from . import _COMMANDS, load_command
 
-    parameters: list[Any] = load_command(command).params
+    parameters: list[Any] = load_command(command).params if command in _COMMANDS else []
     return {one.name: (one.opts, one.secondary_opts) for one in parameters if one.opts[0].startswith("-")}
+
+
+def options_of(command: str) -> list[str]:
+    """The names of a command's options, without those that switch one off."""
+    return [name for names, _ in _flags_of(command).values() for name in names]
 
 
 def command_hint(command: str, words: Iterable[str] = ()) -> str | None:
     """What to type for an unknown command, where another tool has it; with what was typed behind it where that is known."""
-    for ours, names in _COMMANDS.items():
+    for ours, names in _COMMANDS_ELSEWHERE.items():
         if command.lower().replace("_", "-") in names:
             given = list(words)
             return f"no such command {command!r}; use {line_of([command, *given]) or _filled(ours, given)}"
@@ -242,7 +247,7 @@ def line_of(words: list[str]) -> str | None:
         line += " --precision fp16" if "half" in true else " --precision int8 --calibration DIR" if "int8" in true else ""
         return line + "".join(f" {_key(key, keys[key])}" for key in ("imgsz", "batch") if key in keys)
     if mode == "train":
-        return next(ours for ours, names in _COMMANDS.items() if mode in names)
+        return next(ours for ours, names in _COMMANDS_ELSEWHERE.items() if mode in names)
     if mode == "benchmark":
         return f"detrt bench {model}"
     if mode == "val":
@@ -264,15 +269,15 @@ def _key(key: str, value: str) -> str:
     return _KEYS[key].format(shlex.quote(value))
 
 
-def hint(option: str, command: str, options_of: Callable[[str], Iterable[str]], commands: Iterable[str]) -> str | None:
+def hint(option: str, command: str) -> str | None:
     """What to type for an unknown option, where another tool's name for it is known.
 
     Args:
         option: as it was typed, such as "--imgsz".
         command: of detrt, such as "build".
-        options_of: command -> its options.
-        commands: all commands.
     """
+    from . import _COMMANDS
+
     name = option.lower().replace("_", "-")
     if name in ("-o", "--output") and command in _OUTPUT:
         return f"unknown option {option}; for detrt {command} it is {_OUTPUT[command]}"
@@ -284,7 +289,7 @@ def hint(option: str, command: str, options_of: Callable[[str], Iterable[str]], 
             flag = ours.split()[0]
             if flag in options_of(command):
                 return f"unknown option {option}; detrt calls it {ours}"
-            where = [f"detrt {other}" for other in commands if flag in options_of(other)]
+            where = [f"detrt {other}" for other in _COMMANDS if flag in options_of(other)]
             return (
                 f"unknown option {option}; detrt calls it {ours}, an option of {', '.join(where[:3])} and not of detrt {command}"
             )
