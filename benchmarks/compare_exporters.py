@@ -9,7 +9,7 @@ CLONES holds clones of facebookresearch/detr, lyuwenyu/RT-DETR and Peterande/D-F
 are FP32, as their scripts write them, and become FP16 with NVIDIA's AutoCast (`nvidia-modelopt`, `onnx-graphsurgeon`), because
 TensorRT-RTX takes the types of the graph. Weights are random, with classes spread so that queries are not selected by rounding.
 
-Needs, beside detrt's extras: torchvision, nvidia-modelopt, onnx-graphsurgeon, rfdetr. `build` and `time` need a GPU.
+Needs, beside detrt's extras: torchvision, nvidia-modelopt, onnx-graphsurgeon, polygraphy, rfdetr. `build` and `time` need a GPU.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import argparse
 import contextlib
 import importlib.machinery
 import json
+import multiprocessing
 import os
 import statistics
 import subprocess
 import sys
 import time
 import types
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -245,29 +246,37 @@ def prompt_of(tokens):
     }
 
 
+def leave_out():
+    """Import stand-ins for the packages of LEFT_OUT that are not installed."""
+    sys.meta_path.append(_Finder())
+    sys.modules["torch.utils.tensorboard"] = _Absent("torch.utils.tensorboard")
+
+
 def to_fp16(path):
-    """`path` with AutoCast's FP16, beside it."""
+    """Write `path` with AutoCast's FP16, beside it. Returns seconds. In a process of its own, since it takes a minute of one core."""
+    start = time.perf_counter()
+    leave_out()
     import onnx
     from modelopt.onnx.autocast import convert_to_mixed_precision
 
     onnx.save(
         convert_to_mixed_precision(str(path), low_precision_type="fp16", keep_io_types=True), path.with_suffix(".fp16.onnx")
     )
+    return round(time.perf_counter() - start, 1)
 
 
-def export(name, clones, out):
-    """Everything of one model into `out`, with an image and what PyTorch finds on it in FP32."""
+def export(name, clones, out, pool):
+    """Everything of one model into `out`, with an image and what PyTorch finds on it in FP32. AutoCast runs in `pool`."""
     import torch
 
-    sys.meta_path.append(_Finder())
-    sys.modules["torch.utils.tensorboard"] = _Absent("torch.utils.tensorboard")
+    leave_out()
     from detrt.models.load import load_source
     from detrt.models.load_options import LoadOptions
 
     model = MODELS[name]
     height, width = model.size
     out.mkdir(parents=True, exist_ok=True)
-    seconds = {}
+    seconds, casts = {}, {}
 
     @contextlib.contextmanager
     def timed(what):
@@ -279,6 +288,7 @@ def export(name, clones, out):
     if model.clone is not None:
         with timed("authors"):
             ref = export_authors(name, clones, out)
+        casts["authors"] = pool.submit(to_fp16, out / "authors.onnx")
     options = ("--family", model.family) if model.family and model.clone else ()
     source = load_source(ref, LoadOptions(family=model.family) if options else None)
     image = image_of(model.size)
@@ -293,6 +303,8 @@ def export(name, clones, out):
     )
     with timed("transformers"):
         export_transformers(name, source.module, source.spec, out)
+    if (out / "transformers.onnx").is_file():
+        casts["transformers"] = pool.submit(to_fp16, out / "transformers.onnx")
     (out / "facts.json").write_text(json.dumps({"activation": source.spec.decode.activation, "ref": ref}))
     with timed("detrt"):
         run_detrt(
@@ -311,13 +323,11 @@ def export(name, clones, out):
             f"{height}x{width}",
             *options,
         )
-    for other in ("authors", "transformers"):
-        if (out / f"{other}.onnx").is_file():
-            with timed(f"{other}, AutoCast"):
-                try:
-                    to_fp16(out / f"{other}.onnx")
-                except Exception as error:
-                    (out / f"{other}.failed").write_text(f"AutoCast: {type(error).__name__}: {error}"[:600])
+    for other, cast in casts.items():
+        try:
+            seconds[f"{other}, AutoCast"] = cast.result()
+        except Exception as error:
+            (out / f"{other}.failed").write_text(f"AutoCast: {type(error).__name__}: {error}"[:600])
     (out / "seconds.json").write_text(json.dumps(seconds))
     print(name, seconds, flush=True)
 
@@ -568,7 +578,8 @@ def main():
     out = arguments.out
     if arguments.step == "export":
         if len(arguments.rest) == 1:
-            export(arguments.rest[0], arguments.authors, out / arguments.rest[0])
+            with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+                export(arguments.rest[0], arguments.authors, out / arguments.rest[0], pool)
             return
         jobs = [("export", str(out), name, "--authors", str(arguments.authors)) for name in arguments.rest or MODELS]
     elif arguments.step == "build":
