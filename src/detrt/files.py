@@ -183,7 +183,7 @@ def read_yaml(
     except RecursionError:
         raise error(f"the {what} '{path}' is not YAML that can be read: it is nested too deeply") from None
     except (yaml.YAMLError, ValueError) as failure:
-        raise error(f"the {what} '{path}' is not YAML: {' '.join(str(failure).split())}") from None
+        raise error(f"the {what} '{path}' is not YAML: {one_line(failure, 400)}") from None
     if _count(value, _MOST_VALUES) == _MOST_VALUES:
         raise error(f"the {what} '{path}' has a million values or more, with all that *NAME repeats; give a smaller file")
     return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import pytest
 
@@ -12,6 +13,7 @@ pytest.importorskip("pycocotools", reason="needs the 'eval' extra")
 from cli_support import cli, place  # noqa: F401 - fixtures
 from PIL import Image
 
+from detrt.detector import Detector
 from detrt.evaluation import coco
 
 EVAL = ("eval", "bundle", "--images", ".", "--ground-truth", "gt.json")
@@ -176,3 +178,30 @@ def test_what_is_refused(cli, place, truth):
     cli.refused("detect", "bundle", "in", "--class-thresholds", "deep.json", names="deep.json", advice="nested too deeply")
     (place / "utf16.json").write_bytes('{"blue": 0.9}'.encode("utf-16"))  # as editors on Windows save it
     assert cli("detect", "bundle", "in", "-q", "--class-thresholds", "utf16.json", "--json", "-").code == 0
+
+
+def test_saved_results_are_read_once_before_the_model_runs(cli, place, truth, monkeypatch):
+    done = cli(*EVAL, "--iou-type", "bbox", "--save", "all.json")
+    assert done.code == 0, done
+    read, reader = [], coco.read_results
+    monkeypatch.setattr(coco, "read_results", lambda path: read.append(path.name) or reader(path))
+    monkeypatch.setattr(coco, "Detector", lambda *given, **more: read.append("model") or Detector(*given, **more))
+    done = cli(*EVAL, "--iou-type", "bbox", "--against", "all.json")
+    assert done.code == 0 and read == ["all.json", "model"], (done, read)
+
+
+def test_saved_results_of_annotations_without_ids_are_noted(cli, place, truth):
+    """Ids that another data set has as well give an AP of nothing in particular, which must not pass for one."""
+    pytest.importorskip("yaml", reason="needs the 'eval' extra")
+    known = json.loads((place / "gt.json").read_text())
+    (place / "yolo/labels").mkdir(parents=True)
+    shutil.copytree(place / "in", place / "yolo/images")
+    (place / "yolo/data.yaml").write_text(f"val: images\nnames: {json.dumps(truth)}\n")
+    for image in known["images"]:
+        name = image["file_name"].rpartition("/")[2].rpartition(".")[0]
+        (place / f"yolo/labels/{name}.txt").write_text("0 0.5 0.5 0.5 0.5\n")
+    common = ("--ground-truth", "yolo", "--iou-type", "bbox")
+    made = cli("eval", "bundle", *common, "--save", "all.json")
+    assert made.code == 0 and "ids" not in made.err, made
+    again = cli("eval", "--results", "all.json", *common)
+    assert again.code == 0 and "'yolo' has no ids of images, and results" in again.err and "eval --save" in again.err, again

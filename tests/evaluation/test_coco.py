@@ -154,6 +154,41 @@ def test_saved_results_of_other_categories(coco, change, words):
         evaluate_results(folder / "results.json", write(GOOD))
 
 
+@pytest.fixture
+def voc(coco):
+    """`GOOD` as a folder of Pascal VOC, which has no ids."""
+    _, folder = coco
+    for name, box in (("a", (25, 20, 75, 60)), ("b", (0, 0, 9, 9))):
+        sides = "".join(f"<{key}>{value}</{key}>" for key, value in zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True))
+        found = f"<filename>{name}.png</filename><object><name>Cat</name><bndbox>{sides}</bndbox></object>"
+        (folder / f"{name}.xml").write_text(f"<annotation>{found}</annotation>")
+    return folder
+
+
+def test_results_of_annotations_without_ids(voc):
+    report = evaluate_coco(make_session(make_spec()), voc)
+    write_results(report.rows, voc / "results.json")
+    assert evaluate_results(voc / "results.json", voc).metrics == report.metrics
+
+
+def test_results_whose_ids_are_of_other_annotations(voc, coco):
+    """Ids 1 and 2 are those of nearly every data set; what stands in a larger image is of another one."""
+    rows = [{"image_id": 1, "category_id": 1, "bbox": [300, 20, 50, 40], "score": 0.9}]
+    write_results(rows, voc / "results.json")
+    with pytest.raises(
+        ImageError, match=r"entry 0 has the box \[300, 20, 50, 40\] outside of image 1 .* 100x80 pixels, .* eval `save`"
+    ):
+        evaluate_results(voc / "results.json", voc)
+    data = copy.deepcopy(GOOD)  # a COCO file has ids, and its results may come from anywhere
+    data["images"][0] |= {"id": 1, "height": 80, "width": 100}
+    data["annotations"][0] |= {"image_id": 1, "category_id": 1}
+    data["categories"][0]["id"] = 1
+    write, folder = coco
+    for file in folder.glob("*.xml"):
+        file.unlink()
+    assert evaluate_results(folder / "results.json", write(data)).metrics["AP"] == 0
+
+
 def test_category_without_class_counts_as_not_found(coco):
     write, folder = coco
     data = copy.deepcopy(GOOD)

@@ -149,7 +149,7 @@ def evaluate(
     """COCO average precision: all twelve metrics and one for each class."""
     from ..backends.open import load_options_for
     from ..backends.search import SessionOptions
-    from ..evaluation.coco import SEGM, evaluate_results, read_rows
+    from ..evaluation.coco import NUMBERED, SEGM, read_rows, report_rows
     from ..evaluation.results import write_results
     from . import show
 
@@ -163,31 +163,33 @@ def evaluate(
     beside = choice.against if choice.saved is None else None  # another model to run
     if beside is not None and results is not None:
         raise DetrtError(f"--results runs no model, and '{beside}' is one; give saved results of it: --against FILE.json")
+    # What is wrong in it is said before minutes of detection.
+    saved = None if choice.saved is None else read_rows(choice.saved, ground_truth, limit)
     if results is not None:
         given = ["MODEL"] * (model is not None) + [
             flag for group in (options, run, *tuning.values(), load) for flag, _ in group.flags()
         ]
         if given:
             raise DetrtError(f"--results evaluates what was saved, without a model; leave out {' and '.join(given)}")
-        report, name = evaluate_results(results, ground_truth, limit=limit, iou_type=iou_type), str(results)
+        report, name = report_rows(results, *read_rows(results, ground_truth, limit), iou_type), str(results)
     else:
         if model is None:
             raise DetrtError("give MODEL and --images DIR, or --results FILE to evaluate saved results")
-        if choice.saved is not None:
-            read_rows(choice.saved, ground_truth, limit)  # what is wrong in it is said before minutes of detection
         refs = [ref for ref in (model, beside) if ref is not None]
         openings = [SessionOptions(tuning=tuning.arguments(), load=one) for one in load_options_for(refs, load.make())]
         report, name = _run(model, ground_truth, options.make(), run.make(), openings[0], limit, iou_type), model
     if save is not None:
         write_results(report.rows, save)
     other = None
-    if choice.saved is not None:
-        other = evaluate_results(choice.saved, ground_truth, limit=limit, iou_type=report.iou_type)
+    if saved is not None:
+        other = report_rows(choice.saved, *saved, report.iou_type)
     elif beside is not None:
         same = options.make()
         if same.resume is not None:
             same = replace(same, resume=same.resume.with_name(f"{same.resume.stem}.against{same.resume.suffix}"))
         other = _run(beside, ground_truth, same, run.make(), openings[1], limit, report.iou_type)
+    if (results is not None or saved is not None) and report.dataset is not None and report.dataset.numbered:
+        show.notes([f"'{ground_truth}' has no ids of images, and {NUMBERED}; of other results the AP is wrong"])
     said = choice.write(report, name, other)
     data = {"model": name, **report.to_dict()}
     if json_file:

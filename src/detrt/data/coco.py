@@ -42,6 +42,7 @@ class CocoDataset:
 
     images: entries with `id` and `file_name`. categories: entries with `id` and `name`. annotations: entries with `image_id`,
     `category_id`, `bbox` ([x, y, width, height], pixels), `area` and `iscrowd`. folder: where the images lie, if the data set tells it.
+    numbered: its images have no ids, and got 1, 2, ... in the order of `images` when it was read.
     """
 
     path: Path
@@ -49,6 +50,7 @@ class CocoDataset:
     categories: Sequence[Entry]
     annotations: Sequence[Entry]
     folder: Path | None = None
+    numbered: bool = False
 
     @property
     def digest(self) -> str:

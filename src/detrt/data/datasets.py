@@ -184,7 +184,7 @@ def _yolo(file: Path, part: str, annotations: bool) -> CocoDataset:
         sought = " or ".join(f"'{place}'" for place in _label_places(paths[0]))
         raise ImageError(f"the labels of '{file}' have no object; that of '{paths[0]}' would be {sought}; put the labels there")
     categories = [{"id": key, "name": str(name)} for key, name in sorted(names.items())]
-    return CocoDataset(file, images, categories, rows, folder=file.parent)
+    return CocoDataset(file, images, categories, rows, folder=file.parent, numbered=True)
 
 
 def _yolo_images(file: Path, settings: Mapping[str, Any], part: str) -> list[Path]:
@@ -317,7 +317,8 @@ def _voc(annotations: Path, folder: Path, part: str, needed: bool) -> CocoDatase
         }
         for i, (image, name, box, difficult) in enumerate(found, 1)
     ]
-    return CocoDataset(annotations, images, [{"id": i, "name": name} for name, i in ids.items()], rows, folder=folder)
+    categories = [{"id": i, "name": name} for name, i in ids.items()]
+    return CocoDataset(annotations, images, categories, rows, folder=folder, numbered=True)
 
 
 def _difficult(element: xml.Element) -> int:

@@ -45,6 +45,9 @@ METRICS = (
     "ARlarge",
 )
 
+NUMBERED = (
+    "results of annotations without ids of images are made with detrt eval `save`, or detrt detect `coco_images=ANNOTATIONS`"
+)
 IOU_TYPES = BBOX, SEGM = "bbox", "segm"  # pycocotools' names
 DetectBatches = Callable[[Sequence[Sequence[Path]]], Iterator[list[Detections]]]
 
@@ -219,7 +222,11 @@ def evaluate_results(
         MissingPackageError: pycocotools is not installed.
         ImageError: a file that is missing, damaged or of another form; entries of unknown images, or without masks for "segm".
     """
-    dataset, rows = read_rows(results, coco_json, limit)
+    return report_rows(results, *read_rows(results, coco_json, limit), iou_type)
+
+
+def report_rows(results: Path | str, dataset: CocoDataset, rows: Sequence[Row], iou_type: str | None = None) -> EvalReport:
+    """As `evaluate_results`, of what `read_rows` gave of the file `results`."""
     masked = bool(rows) and all("segmentation" in row for row in rows)
     iou_type = chosen_iou_type(iou_type, masked, f"'{results}' has entries without segmentation", dataset)
     if iou_type == SEGM:
@@ -253,7 +260,24 @@ def read_rows(results: Path | str, coco_json: Path | str, limit: int | None = No
             f"'{results}' has results of categories that '{coco_json}' does not name: id {', '.join(others[:5])}; their ids must be "
             "those of the annotations: detrt detect writes them with `coco_images=ANNOTATIONS`, detrt eval with `save`"
         )
+    if dataset.numbered:
+        _require_inside(results, dataset, rows)
     return dataset, rows
+
+
+def _require_inside(results: Path | str, dataset: CocoDataset, rows: Sequence[Row]) -> None:
+    """Raise ImageError for a box outside of its image: the ids of images are those of another data set, and AP would be near 0.
+
+    Only detrt knows the ids of a data set without, and it writes boxes inside their images.
+    """
+    sizes = {image["id"]: (image["width"], image["height"]) for image in dataset.images}
+    for index, row in enumerate(rows):
+        (x, y, width, height), (right, bottom) = row["bbox"], sizes[row["image_id"]]
+        if x < -1 or y < -1 or x + width > right + 1 or y + height > bottom + 1:
+            raise ImageError(
+                f"'{results}': entry {index} has the box {row['bbox']} outside of image {row['image_id']} of '{dataset.path}', which has "
+                f"{right}x{bottom} pixels, so its ids are those of other annotations; {NUMBERED}"
+            )
 
 
 def has_masks(dataset: CocoDataset) -> bool:
