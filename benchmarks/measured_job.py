@@ -56,7 +56,8 @@ def work(job: str, gpu: int, pipe, log: Path, prepared=None) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     faulthandler.enable()
-    os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[gpu] if visible else str(gpu)
     import torch
 
     torch.set_grad_enabled(False)
