@@ -230,8 +230,17 @@ def export_transformers(name, module, spec, out):
         (out / "transformers.note").write_text(f"dynamo, opset 18, because: {error}"[:400])
         try:
             write(opset_version=18, dynamo=True, external_data=False)
+            fold(out / "transformers.onnx")
         except Exception as later:
             (out / "transformers.failed").write_text(f"torch.onnx, opset 17: {error}; dynamo, opset 18: {later}"[:800])
+
+
+def fold(path):
+    """Fold constants of any size in place: TensorRT refuses the antialiased Resize of RF-DETR's position embeddings, above the default limits."""
+    import onnx
+    import onnxscript.optimizer
+
+    onnx.save(onnxscript.optimizer.optimize(onnx.load(path), input_size_limit=1 << 24, output_size_limit=1 << 24), path)
 
 
 def prompt_of(tokens):
