@@ -276,8 +276,16 @@ def test_an_old_driver_is_told_apart_from_no_gpu(monkeypatch):
     from detrt.errors import EngineError
 
     cuda = object.__new__(cuda_module.Cuda)
-    cuda._runtime = type("Runtime", (), {"cudaGetDeviceCount": staticmethod(lambda: (35, 0))})
+
+    def answers(status, driver):
+        counted = staticmethod(lambda: (status, None))
+        cuda._runtime = type(
+            "Runtime", (), {"cudaGetDeviceCount": counted, "cudaDriverGetVersion": staticmethod(lambda: (0, driver))}
+        )
+
+    answers(35, 12040)
     with pytest.raises(EngineError, match=r"driver 580.*cuda-python<13"):
         cuda.device_count()
-    cuda._runtime = type("Runtime", (), {"cudaGetDeviceCount": staticmethod(lambda: (100, 0))})
-    assert cuda.device_count() == 0
+    for status, driver in ((35, 0), (100, 13000)):  # no driver at all, as CUDA 13.4 answers on a machine without a GPU
+        answers(status, driver)
+        assert cuda.device_count() == 0

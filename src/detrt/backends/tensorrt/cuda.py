@@ -42,7 +42,9 @@ class Cuda:
             EngineError: the driver is too old for this CUDA.
         """
         status, count = self._runtime.cudaGetDeviceCount()
-        if int(status) == _OLD_DRIVER:
+        if int(status) == _OLD_DRIVER:  # also what CUDA says where there is no driver, whose version is 0 then
+            if not int(self._checked("cudaDriverGetVersion", self._runtime.cudaDriverGetVersion())):
+                return 0
             raise EngineError(
                 "the NVIDIA driver is older than the CUDA of the installed cuda-python. For CUDA 13 install driver 580 or newer; for "
                 "an older driver use CUDA 12: pip install 'cuda-python<13' tensorrt-cu12. Or run the ONNX file: "
