@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -146,6 +146,11 @@ class EngineFacts:
         object.__setattr__(facts, "compute_capabilities", tuple(facts.compute_capabilities))
         for name in ("inputs", "outputs"):
             object.__setattr__(facts, name, tuple(getattr(facts, name)))
+        for name, whole in _ENGINE_VALUES.items():
+            if not whole(value := getattr(facts, name)):
+                raise SpecError(
+                    f"engine facts: {name} is damaged; got {one_line(repr(value), 200)}; build {again or 'the engine again'}"
+                )
         if data.get("cpu_speed") is not None:
             try:
                 speed = CpuSpeed(**data["cpu_speed"])
@@ -162,6 +167,34 @@ _ENGINE_TYPES: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("profile", "options", "layer_types", "kernels", "environment"), Mapping),
     **dict.fromkeys(("compute_capabilities", "inputs", "outputs"), _LIST),
     **dict.fromkeys(("layers", "build_seconds", "peak_memory_mib", "activation_bytes"), (int, float)),
+}
+
+
+def _has(value: object, **kinds: type | tuple[type, ...]) -> bool:
+    """Whether it is an object with fields of these kinds, among others."""
+    return isinstance(value, Mapping) and all(isinstance(value.get(name), kind) for name, kind in kinds.items())
+
+
+def _all_of(values: Iterable[object], *kinds: type) -> bool:
+    return all(type(value) in kinds for value in values)
+
+
+def _are_tensors(values: Sequence[Any]) -> bool:
+    return all(_has(one, name=str, dtype=str, shape=_LIST) and _all_of(one["shape"], str, int) for one in values)
+
+
+def _is_profile(value: Mapping[str, Any]) -> bool:
+    rows = list(value.values())
+    return all(_has(one, min=_LIST, opt=_LIST, max=_LIST) and all(_all_of(side, int) for side in one.values()) for one in rows)
+
+
+# What a field of the right type must hold, as far as it is read.
+_ENGINE_VALUES: dict[str, Callable[[Any], bool]] = {
+    "profile": _is_profile,
+    **dict.fromkeys(("inputs", "outputs"), _are_tensors),
+    **dict.fromkeys(("layer_types", "kernels"), lambda counts: _all_of(counts.values(), int)),
+    "environment": lambda variables: all(isinstance(one, str) and "\0" not in one for one in variables.values()),
+    "options": lambda options: isinstance(options.get("plugins") or (), _LIST) and _all_of(options.get("plugins") or (), str),
 }
 _SPEED_TYPES: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("processor", "onnxruntime_version"), str),
