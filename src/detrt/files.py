@@ -298,6 +298,16 @@ def is_file_name(path: str) -> bool:
     return b"\0" not in name and max(map(len, name.split(b"/"))) <= 255
 
 
+def folder_of_user(variable: str, usual: str) -> Path | None:
+    """detrt's folder among the files of the user; None for a user without a home folder.
+
+    variable: of the environment, which may name the folder of all programs, e.g. XDG_CACHE_HOME. usual: where it is otherwise, e.g. "~/.cache".
+    """
+    with contextlib.suppress(RuntimeError):
+        return Path(os.environ.get(variable) or usual).expanduser() / "detrt"
+    return None
+
+
 def sha256_of(path: Path) -> str:
     """Hex digest of a file's content."""
     digest = hashlib.sha256()

@@ -60,7 +60,8 @@ def remember(path: Path) -> None:
 def is_built_here(path: Path) -> bool:
     """Whether this user built a file with this content on this machine."""
     folder = _store()
-    return folder is not None and (folder / files.sha256_of(path)).is_file()
+    # Not `Path.is_file`, which raises where the home folder is another user's.
+    return folder is not None and os.path.isfile(folder / files.sha256_of(path))
 
 
 def require(path: Path, what: str) -> None:
@@ -78,6 +79,5 @@ def _store() -> Path | None:
         return None
     if chosen:
         return Path(chosen)
-    with contextlib.suppress(RuntimeError):  # no home folder
-        return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "detrt" / "trusted"
-    return None
+    folder = files.folder_of_user("XDG_DATA_HOME", "~/.local/share")
+    return None if folder is None else folder / "trusted"

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
+import tempfile
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -307,6 +311,64 @@ def test_kernels_are_kept_by_default_per_engine_and_gpu(tmp_path, monkeypatch):
     (tmp_path / "kernels").write_text("a file, so that nothing can be written")
     with open_fake(write(tmp_path))[0] as session:
         session.run(feeds())
+
+
+UNREADABLE = {"a folder": "folder", "a name that is too long": "n" * 300, "a link to itself": "link"}
+
+
+@pytest.mark.parametrize("where", UNREADABLE)
+def test_kernels_that_cannot_be_read_stop_nothing_but_where_they_are_asked_for(tmp_path, monkeypatch, where):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("link")
+    file = tmp_path / UNREADABLE[where]
+    engine = write(tmp_path)
+    with pytest.raises(EngineError, match="runtime_cache .* cannot be read: .*; give another file"):
+        open_fake(engine, runtime_cache=file)
+    monkeypatch.setattr("detrt.backends.tensorrt.session.default_runtime_cache", lambda *_: file)
+    with open_fake(engine)[0] as session:
+        session.run(feeds())
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root becomes another user")
+def test_a_home_folder_of_another_user_holds_no_kernels(tmp_path, monkeypatch):
+    """A container whose image says HOME=/root, and which runs as another user."""
+    (tmp_path / "home").mkdir(mode=0o700)
+    for variable in ("DETRT_RUNTIME_CACHE", "XDG_CACHE_HOME", "XDG_DATA_HOME", trust.STORE):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    engine, copied = write(tmp_path), tempfile.mkdtemp(prefix="detrt-test-")
+    try:
+        os.chmod(copied, 0o755)
+        for path in (engine, engine.with_name(engine.name + ".json")):
+            shutil.copy(path, copied)
+        os.seteuid(65534)
+        with open_fake(Path(copied) / engine.name)[0] as session:
+            session.run(feeds())
+        assert not trust.is_built_here(Path(copied) / engine.name)
+    finally:
+        os.seteuid(0)
+        shutil.rmtree(copied)
+
+
+def test_a_user_without_a_home_folder_keeps_no_kernels(tmp_path, monkeypatch):
+    def no_home(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    for variable in ("DETRT_RUNTIME_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    with open_fake(write(tmp_path))[0] as session:
+        session.run(feeds())
+
+
+def test_kernels_with_tf32_have_a_file_of_their_own(tmp_path, monkeypatch):
+    """Engines with TF32 and without have the same size; their kernels do not compute the same."""
+    monkeypatch.setenv("DETRT_RUNTIME_CACHE", str(tmp_path / "kernels"))
+    choices = ({"environment": {"NVIDIA_TF32_OVERRIDE": "0"}}, {"options": {"tf32": True}}, {"options": {"tf32": True}})
+    for count, facts in zip((1, 2, 2), choices, strict=True):
+        with open_fake(write(tmp_path, **facts))[0] as session:
+            session.run(feeds())
+        assert len(list((tmp_path / "kernels").iterdir())) == count
 
 
 def test_threads_share_one_session(tmp_path):

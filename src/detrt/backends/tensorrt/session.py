@@ -7,6 +7,8 @@ buffers belong to one run at a time. For runs at the same time open one session 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import statistics
 import threading
@@ -223,13 +225,24 @@ class TensorRTSession(BaseSession):
         elif self._cache_path is not None:
             runtime_cache = runtime_config.create_runtime_cache()
             # A cache of another GPU or version is refused by the library, and rewritten by `close`.
-            if self._cache_path.is_file() and not runtime_cache.deserialize(self._cache_path.read_bytes()):
+            if (kernels := self._kept_kernels(self._cache_path)) and not runtime_cache.deserialize(kernels):
                 runtime_cache.reset()
             runtime_config.set_runtime_cache(runtime_cache)
             self._runtime_cache = runtime_cache
         self._runtime_configs.append(runtime_config)  # which must outlive its context
         with environment_of(self.facts):
             return self._checked_context(self._engine.create_execution_context(runtime_config))
+
+    def _kept_kernels(self, path: Path) -> bytes:
+        """Content of the file of compiled kernels; empty where there is none yet, or where detrt chose it and it cannot be read."""
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            if not self._cache_given:
+                return b""
+            raise EngineError(f"the runtime_cache '{path}' cannot be read: {error.strerror}; give another file") from None
 
     def _own_context(self) -> Any:
         """TensorRT: a context for each combination of shapes, since a recorded graph belongs to the state of
@@ -619,14 +632,20 @@ def default_runtime_cache(path: Path, facts: EngineFacts, gpu_name: str) -> Path
     """The file that keeps TensorRT-RTX's kernels of an engine on a GPU, so that only the first process compiles them.
 
     It lies in the folder that the environment variable DETRT_RUNTIME_CACHE names, by default `detrt` in XDG_CACHE_HOME or
-    ~/.cache; None where the variable is "off".
+    ~/.cache; None where the variable is "off", or the user has no home folder. Engines share it where the library compiles the same kernels for
+    them: another build of one graph for one GPU, but not one with TF32, which has the same size.
     """
     chosen = os.environ.get("DETRT_RUNTIME_CACHE", "")
     if chosen == "off":
         return None
-    folder = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "detrt"
+    folder = Path(chosen) if chosen else files.folder_of_user("XDG_CACHE_HOME", "~/.cache")
+    if folder is None:
+        return None
+    compiled_by = json.dumps(
+        [facts.onnx_sha256, facts.runtime_version, dict(facts.environment), dict(facts.options)], sort_keys=True
+    )
     gpu = "-".join("".join(c if c.isalnum() else " " for c in gpu_name).split())
-    return folder / f"{facts.onnx_sha256[:16]}-{path.stat().st_size}-{gpu}.rtxcache"
+    return folder / f"{hashlib.sha256(compiled_by.encode()).hexdigest()[:16]}-{path.stat().st_size}-{gpu}.rtxcache"
 
 
 # What must be true before an engine is handed to TensorRT, and the reason when it is not.
