@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..class_names import split_classes
-from ..data.arguments import IMAGE_DECODER, check_image_decoder, read_class_thresholds
+from ..data.arguments import IMAGE_DECODER, INPUT_SIZE, check_image_decoder, read_class_thresholds
 from ..data.stream_config import StreamConfig
 from ..errors import DetrtError, SpecError, check_range
 from ..models.load_options import LoadOptions
-from ..spec import parse_size
 from ..system import CPU
 from . import outputs
 from .cluster import ClusterOptions, check_alone, detect_on_cluster
@@ -70,9 +69,7 @@ class ImageOptions:
     )
     max_detections: int | None = field(default=None, metadata={"help": "Largest number of detections per image."})
     batch: int | None = field(default=None, metadata={"help": "Batch size; default: the model's own.", "panel": "Size"})
-    size: tuple[int, int] | None = field(
-        default=None, metadata={"help": "Input size: 640 or HEIGHTxWIDTH.", "panel": "Size", "parse": parse_size}
-    )
+    size: tuple[int, int] | None = field(default=None, metadata=INPUT_SIZE)
     tile: tuple[int, int] | None = field(default=None, metadata=TILE)
     overlap: float | None = field(default=None, metadata=OVERLAP)
     image_decoder: str = field(default="cpu", metadata=IMAGE_DECODER)

@@ -13,12 +13,13 @@ from .. import files
 from ..backends.shared import builds
 from ..backends.targets import GRAPH
 from ..bench.config import BenchConfig
+from ..data.arguments import INPUT_SIZE
 from ..data.datasets import load_dataset
 from ..data.images import expand_inputs
 from ..errors import DetrtError
 from ..models.load_options import LoadOptions
 from ..precision.config import PrecisionConfig
-from ..spec import comma_separated, parse_numbers, parse_size
+from ..spec import comma_separated, parse_numbers
 from .options import TEXT, Given, command
 
 REPORT_TARGETS = tuple(name for name, (_, build) in builds().items() if not build.from_checkpoint)
@@ -64,10 +65,7 @@ class ReportConfig:
             "parse": partial(parse_numbers, flag="batches"),
         },
     )
-    size: tuple[int, int] | None = field(
-        default=None,
-        metadata={"help": "Input size: 640 or HEIGHTxWIDTH.", "panel": "Size", "parse": parse_size},
-    )
+    size: tuple[int, int] | None = field(default=None, metadata=INPUT_SIZE)
     repeats: int = field(default=50, metadata={"help": "Timed runs."})
     ground_truth: Path | None = field(default=None, metadata={"help": "Annotations, as detrt eval takes them."})
     images: Path | None = field(default=None, metadata={"help": "With --ground-truth: the folder of its images."})

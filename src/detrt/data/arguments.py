@@ -15,6 +15,9 @@ from ..system import IMAGE_DECODERS
 
 # Metadata of the option `image_decoder`, whose default is the first of IMAGE_DECODERS.
 IMAGE_DECODER = {"help": "Decode images on the cpu, or JPEG files and videos on the gpu that runs the model."}
+# Of the option `size` of what runs models, and of `threshold` of what answers requests.
+INPUT_SIZE = {"help": "Input size: 640 or HEIGHTxWIDTH.", "panel": "Size", "parse": parse_size}
+REQUEST_THRESHOLD = {"help": "Lowest score to report, for requests that give none.", "flag": "threshold t"}
 _LONGEST_VALUE = 200  # characters, in a message
 _IMAGE = "a path, an address (https://...), bytes, an open file, a PIL image, a tensor, or an array (H, W, 3) of uint8"
 

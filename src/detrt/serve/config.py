@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ..backends.targets import BACKEND, TARGETS, backend_names, needs_gpu, tuned
-from ..data.arguments import IMAGE_DECODER, check_image_decoder
+from ..data.arguments import IMAGE_DECODER, INPUT_SIZE, REQUEST_THRESHOLD, check_image_decoder
 from ..data.images import FAST_FORMATS, MAX_PIXELS, parse_image_formats
 from ..errors import SessionError, check_range
 from ..models.load_options import LoadOptions
-from ..spec import parse_size
 from ..system import CPU, parse_devices, usable_cores
 from .hosts import parse_hosts, parse_origins
 
@@ -95,10 +94,7 @@ class ServeConfig:
         metadata=BACKEND,
     )
     tuning: Mapping[str, Any] = field(default_factory=dict)
-    size: tuple[int, int] | None = field(
-        default=None,
-        metadata={"help": "Input size: 640 or HEIGHTxWIDTH.", "panel": "Size", "parse": parse_size},
-    )
+    size: tuple[int, int] | None = field(default=None, metadata=INPUT_SIZE)
     image_decoder: str = field(default="cpu", metadata=IMAGE_DECODER)
     queue: int | None = field(
         default=None,
@@ -152,10 +148,7 @@ class ServeConfig:
             "panel": "Advanced",
         },
     )
-    threshold: float = field(
-        default=0.5,
-        metadata={"help": "Lowest score to report, for requests that give none.", "flag": "threshold t"},
-    )
+    threshold: float = field(default=0.5, metadata=REQUEST_THRESHOLD)
     allowed_hosts: tuple[str, ...] = field(
         default=(),
         metadata={

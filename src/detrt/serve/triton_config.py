@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ..backends.targets import BACKEND, backend_names, needs_gpu
-from ..data.arguments import IMAGE_DECODER, check_image_decoder
+from ..data.arguments import IMAGE_DECODER, INPUT_SIZE, REQUEST_THRESHOLD, check_image_decoder
 from ..errors import SpecError, check_range
-from ..spec import Precision, parse_numbers, parse_size
+from ..spec import Precision, parse_numbers
 from ..system import CPU, parse_devices
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -54,16 +54,11 @@ class TritonConfig:
         },
     )
     queue: int = field(default=0, metadata={"help": "Longest queue, requests; more are refused; 0: no limit."})
-    threshold: float = field(
-        default=0.5,
-        metadata={"help": "Lowest score to report, for requests that give none.", "flag": "threshold t"},
-    )
+    threshold: float = field(default=0.5, metadata=REQUEST_THRESHOLD)
     rows: int | None = field(
         default=None, metadata={"help": "Detections in every output, filled up with 0; default: as many as there are."}
     )
-    size: tuple[int, int] | None = field(
-        default=None, metadata={"help": "Input size: 640 or HEIGHTxWIDTH.", "panel": "Size", "parse": parse_size}
-    )
+    size: tuple[int, int] | None = field(default=None, metadata=INPUT_SIZE)
     threads: int | None = field(
         default=None,
         metadata={"help": "Threads of an instance; default: the cores divided by the instances.", "panel": "Advanced"},
