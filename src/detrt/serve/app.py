@@ -21,7 +21,7 @@ from ..data.tiles import make_tiling
 from ..system import package_version
 from .bodies import Bodies
 from .config import ServeConfig
-from .errors import Refused
+from .errors import Refused, bad, internal
 from .hosts import Hosts
 from .kserve_routes import add_kserve
 from .messages import ImageTask, ModelFacts
@@ -111,7 +111,7 @@ def _add_errors(app: FastAPI, metrics: Metrics, config: ServeConfig) -> None:
         return found
 
     async def bug(request: Request, error: Exception) -> Response:
-        return answer(request, Refused(500, "internal", "an error inside the server; its log has the details"))
+        return answer(request, internal())
 
     app.add_exception_handler(Refused, refused)
     app.add_exception_handler(ClientDisconnected, left)
@@ -183,7 +183,7 @@ def _add_v1(app: FastAPI, calls: Calls, bodies: Bodies, readers: Readers, config
             options = asked.options
             facts = calls.model(options.model)
             if options.overlap is not None and options.tile is None:
-                raise Refused(400, "bad_request", "'overlap' is of tiles, and there are none; give 'tile', or leave it out")
+                raise bad("'overlap' is of tiles, and there are none; give 'tile', or leave it out")
             prompt = tuple(options.prompt) if isinstance(options.prompt, list) else options.prompt
             tasks = [
                 ImageTask(

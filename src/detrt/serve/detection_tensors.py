@@ -16,7 +16,8 @@ from ..backends.worker_process import Bulk
 from ..detections import Detections
 from ..spec import ModelSpec, TensorInfo
 from ..tasks import Task, tasks_of
-from .kserve import BYTES, bad
+from .errors import bad
+from .kserve import BYTES
 from .messages import MAX_DETECTIONS as MOST
 from .messages import MAX_NAME, MAX_NAMES, MAX_PROMPT, ImageTask
 

@@ -24,3 +24,13 @@ class Refused(Exception):
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return headers | ({"Connection": "close"} if self.close else {})
+
+
+def internal() -> Refused:
+    """The refusal of a request that a bug of detrt ended."""
+    return Refused(500, "internal", "an error inside the server; its log has the details")
+
+
+def bad(message: str) -> Refused:
+    """The refusal of a request that is wrong by itself."""
+    return Refused(400, "bad_request", message)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..backends.worker_process import Bulk
 from ..files import parse_json
 from ..spec import TensorInfo
-from .errors import Refused
+from .errors import bad
 from .messages import TensorTask
 
 VERSION = "1"  # of every model
@@ -54,13 +54,14 @@ class InferRequest:
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
-def bad(message: str) -> Refused:
-    return Refused(400, "bad_request", message)
-
-
 def datatype(dtype: str) -> str:
     """Protocol name of a NumPy dtype: "float32" -> "FP32"."""
     return _NAMES[dtype]
+
+
+def config_type(dtype: str) -> str:
+    """Its name in a model configuration of Triton: "float32" -> "TYPE_FP32"."""
+    return "TYPE_" + datatype(dtype).replace("BYTES", "STRING")
 
 
 def parse_infer(

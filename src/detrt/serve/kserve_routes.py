@@ -23,12 +23,13 @@ from ..spec import PIXEL_VALUES, TensorInfo
 from .bodies import Bodies
 from .config import ServeConfig
 from .detection_tensors import detection_inputs, detection_outputs, detection_tensors, image_tasks
-from .errors import Refused
+from .errors import Refused, bad
 from .hosts import is_loopback
-from .kserve import GRAPH, VERSION, InferRequest, bad, binary_length, build_infer, datatype
+from .kserve import GRAPH, VERSION, InferRequest, binary_length, build_infer, config_type, datatype
 from .messages import Answer, ImageTask, ModelFacts, TensorTask
 from .openapi import infer_operation, refusals
 from .reader import Readers, ReadInfer
+from .request import check_count
 from .scheduler import Calls
 
 _EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository"]
@@ -182,9 +183,7 @@ def config_of(face: _Face) -> dict[str, Any]:
     """Triton's model configuration: axes without the batch, which is `max_batch_size`."""
 
     def row(info: TensorInfo, **more: Any) -> dict[str, Any]:
-        dtype = datatype(info.dtype)
-        kind = "STRING" if dtype == "BYTES" else dtype
-        return {"name": info.name, "data_type": f"TYPE_{kind}", "dims": _tensor(info)["shape"][1:], **more}
+        return {"name": info.name, "data_type": config_type(info.dtype), "dims": _tensor(info)["shape"][1:], **more}
 
     optional = {} if face.is_graph else {"optional": True}
     return {
@@ -207,7 +206,7 @@ def _task(infer_request: InferRequest, facts: ModelFacts) -> TensorTask:
     """The task of a request. Raises Refused for tensors that are too large."""
     rows = len(next(iter(infer_request.inputs.values())))
     if rows > facts.max_batch:
-        raise Refused(400, "bad_request", f"the request has a batch of {rows}; this model takes at most {facts.max_batch}")
+        raise bad(f"the request has a batch of {rows}; this model takes at most {facts.max_batch}")
     pixels = infer_request.inputs.get(PIXEL_VALUES)
     if pixels is not None and pixels.ndim == 4:
         height, width = pixels.shape[2:]
@@ -227,8 +226,7 @@ def _task(infer_request: InferRequest, facts: ModelFacts) -> TensorTask:
 def _image_tasks(infer_request: InferRequest, config: ServeConfig) -> list[ImageTask]:
     """The tasks of a request for detections. Raises Refused."""
     tasks = image_tasks(infer_request.inputs, config.threshold)
-    if len(tasks) > config.max_images:
-        raise Refused(413, "too_many_images", f"the request has {len(tasks)} images; at most {config.max_images} are taken")
+    check_count("images", tasks, config.max_images)
     return tasks
 
 

@@ -27,7 +27,7 @@ from ..class_names import split_classes
 from ..errors import SpecError
 from ..spec import LARGEST_SIDE
 from .config import MIB
-from .errors import Refused
+from .errors import Refused, bad
 from .messages import MAX_DETECTIONS, MAX_NAME, MAX_NAMES, MAX_PROMPT
 
 _MOST_FIELDS = 64
@@ -127,12 +127,12 @@ def options_of(pairs: Sequence[tuple[str, str]], where: str) -> dict[str, Any]:
         if name not in Options.model_fields:
             raise _unknown_field(where, name, Options)
         if name in found:
-            raise Refused(400, "bad_request", f"{where} gives '{name}' twice; give it once")
+            raise bad(f"{where} gives '{name}' twice; give it once")
         if name == "classes":
             try:
                 found[name] = list(split_classes(value))
             except SpecError as error:
-                raise Refused(400, "bad_request", f"{where}, 'classes': {error}") from None
+                raise bad(f"{where}, 'classes': {error}") from None
         elif value != "":
             found[name] = value
     return found
@@ -147,7 +147,7 @@ def query_options(text: bytes) -> tuple[tuple[str, str], ...]:
     try:
         return tuple(parse_qsl(text.decode("latin-1"), keep_blank_values=True, max_num_fields=_MOST_FIELDS))
     except ValueError:
-        raise Refused(400, "bad_request", f"the address has more than {_MOST_FIELDS} options; send each once") from None
+        raise bad(f"the address has more than {_MOST_FIELDS} options; send each once") from None
 
 
 def read_detect(content_type: str, query: Sequence[tuple[str, str]], body: Bulk, max_images: int) -> DetectRequest:
@@ -176,8 +176,8 @@ def read_detect(content_type: str, query: Sequence[tuple[str, str]], body: Bulk,
         )
     if not images or (len(images) == 1 and not images[0][1]):
         raise Refused(400, "no_image", "there is no image; send the content of at least one image file")
-    _check_count("images", images, max_images)
-    _check_count("query images", queries, max_images)
+    check_count("images", images, max_images)
+    check_count("query images", queries, max_images)
     return DetectRequest(made, images, queries)
 
 
@@ -187,14 +187,15 @@ def is_one_file(content_type: str) -> bool:
     return kind.startswith("image/") or kind in ("application/octet-stream", "")
 
 
-def _check_count(what: str, files: Sequence[Any], max_images: int) -> None:
+def check_count(what: str, files: Sequence[Any], max_images: int) -> None:
+    """Raise Refused for more images than a request may have."""
     if len(files) > max_images:
         raise Refused(413, "too_many_images", f"the request has {len(files)} {what}; at most {max_images} are taken")
 
 
 def _join(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     if both := sorted(set(first) & set(second)):
-        raise Refused(400, "bad_request", f"'{both[0]}' is in the address and in the body; give it once")
+        raise bad(f"'{both[0]}' is in the address and in the body; give it once")
     return first | second
 
 
@@ -218,15 +219,13 @@ def _multipart(content_type: str, body: Bulk, max_images: int) -> tuple[Files, F
         form = _finished(parser.parse())
     except (MultiPartException, FormParserError, ValueError, LookupError, AssertionError) as error:
         text = getattr(error, "message", None) or str(error)
-        raise Refused(
-            400,
-            "bad_request",
+        raise bad(
             f"the multipart body cannot be read: {text[:200].rstrip('.')}; leave its Content-Type to the program that writes it "
             "(curl: -F images=@photo.jpg)",
         ) from None
     try:
         if not parser.ended:
-            raise Refused(400, "bad_request", "the multipart body is cut off: its closing boundary is missing; send all of it")
+            raise bad("the multipart body is cut off: its closing boundary is missing; send all of it")
         images: list[tuple[str | None, Bulk]] = []
         queries: list[tuple[str | None, Bulk]] = []
         fields: list[tuple[str, str]] = []
@@ -234,9 +233,7 @@ def _multipart(content_type: str, body: Bulk, max_images: int) -> tuple[Files, F
             if isinstance(value, UploadFile):
                 (queries if name in _QUERY_FIELDS else images).append((value.filename, Bulk(value.file.read())))
             elif name in ("image", "images", "file", "files", *_QUERY_FIELDS):
-                raise Refused(
-                    400,
-                    "bad_request",
+                raise bad(
                     f"the field '{name}' is text; send an image as a file, with a filename (curl: -F {name}=@photo.jpg)",
                 )
             else:
@@ -266,7 +263,7 @@ def _json(body: Bulk, options: dict[str, Any], max_images: int) -> tuple[Options
         data = from_json(body, allow_inf_nan=False, cache_strings=False)
     except ValueError as error:
         advice = """send {"images": ["..."]} with files in base64, or a file itself with Content-Type: image/jpeg"""
-        raise Refused(400, "bad_request", f"the body is not JSON: {str(error)[:200]}; {advice}") from None
+        raise bad(f"the body is not JSON: {str(error)[:200]}; {advice}") from None
     _check_shape(data, max_images)
     try:
         found = DetectBody.model_validate(data)
@@ -291,11 +288,11 @@ def _check_shape(data: Any, max_images: int) -> None:
     """
     if not isinstance(data, dict):
         advice = """send {"images": ["..."]} with files in base64"""
-        raise Refused(400, "bad_request", f"the body must be a JSON object; got {_JSON_TYPES[type(data)]}; {advice}")
+        raise bad(f"the body must be a JSON object; got {_JSON_TYPES[type(data)]}; {advice}")
     _check_names(data, "the body", DetectBody)
     for field, what in (("images", "images"), ("query_images", "query images")):
         if isinstance(files := data.get(field), list):
-            _check_count(what, files, max_images)
+            check_count(what, files, max_images)
             for number, file in enumerate(files):
                 if isinstance(file, dict):
                     _check_names(file, f"{field}[{number}]", NamedImage)
@@ -319,15 +316,13 @@ def _check_names(given: dict[str, Any], where: str, kind: type[BaseModel]) -> No
 
 def _from_base64(text: str, where: str) -> Bulk:
     if _ADDRESS.match(text[:10]):
-        raise Refused(
-            400, "bad_request", f"{where} is an address, and the server opens none; send the content of the file in base64"
-        )
+        raise bad(f"{where} is an address, and the server opens none; send the content of the file in base64")
     if match := _DATA_URI.match(text[:200]):
         text = text[match.end() :]
     try:
         return Bulk(base64.b64decode(text, validate=True))
     except (binascii.Error, ValueError) as error:
-        raise Refused(400, "bad_request", f"{where} is not base64 ({error}); send the content of an image file") from None
+        raise bad(f"{where} is not base64 ({error}); send the content of an image file") from None
 
 
 def _validate(kind: type[Options], values: dict[str, Any]) -> Options:
@@ -351,7 +346,7 @@ def _error_text(error: ValidationError) -> Refused:
         if inner is not None:
             schema, where = inner, where + (f"[{part}]" if isinstance(part, int) else f".{part}")
     got = "nothing" if first["type"] == "missing" else _shown(first["input"])
-    return Refused(400, "bad_request", f"'{where.removeprefix('.')}' must be {_allowed(schema)}; got {got}")
+    return bad(f"'{where.removeprefix('.')}' must be {_allowed(schema)}; got {got}")
 
 
 @functools.cache
@@ -386,7 +381,7 @@ def _shown(value: Any) -> str:
 
 def _unknown_field(where: str, name: str, kind: type[BaseModel]) -> Refused:
     known = ", ".join(kind.model_fields)
-    return Refused(400, "bad_request", f"{where} has an unknown field '{name[:60]}'; known are: {known}")
+    return bad(f"{where} has an unknown field '{name[:60]}'; known are: {known}")
 
 
 def inline_refs(schema: dict[str, Any]) -> dict[str, Any]:

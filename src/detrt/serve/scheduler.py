@@ -21,7 +21,7 @@ from ..data.preprocess import tensor_size
 from ..errors import DetrtError, SessionError
 from .batcher import ALONE, Batcher, Item, QueueFull
 from .config import ServeConfig
-from .errors import Refused
+from .errors import Refused, bad
 from .generation import FIRST_PAUSE_S, Generation, Sent, ServerWorker
 from .messages import Alive, Answer, Batch, ContentChanged, Done, ImageTask, Left, ModelFacts, Ready, Setup, TensorTask
 from .metrics import Metrics
@@ -179,7 +179,7 @@ class Pool:
             Refused: they cannot be opened (400), which leaves those that serve as they are; the server starts or stops (503).
         """
         if not self.all_ready.is_set():
-            raise Refused(503, "starting", "the models are being loaded; try again soon", retry_after=2)
+            raise _starting()
         async with self._loading:
             for attempts in reversed(range(_EARLY_ENDS)):
                 serving = self._serving
@@ -458,6 +458,10 @@ class Pool:
                         worker.kill()
 
 
+def _starting() -> Refused:
+    return Refused(503, "starting", "the models are being loaded; try again soon", retry_after=2)
+
+
 def _replaced() -> Refused:
     text = "the models were replaced while this request waited for them, and no worker is left that holds the old ones; send it again"
     return Refused(503, "replaced", text, retry_after=1)
@@ -482,10 +486,10 @@ class Calls:
         """
         models = self.pool.models
         if not models:
-            raise Refused(503, "starting", "the models are being loaded; try again soon", retry_after=2)
+            raise _starting()
         if name is None:
             if len(models) > 1:
-                raise Refused(400, "bad_request", f"say which model: {', '.join(models)}")
+                raise bad(f"say which model: {', '.join(models)}")
             return next(iter(models.values()))
         if name not in models:
             raise Refused(404, "no_model", f"there is no model '{name[:100]}'; served are: {', '.join(models)}")

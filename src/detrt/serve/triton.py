@@ -17,7 +17,7 @@ from ..data.preprocess import check_size
 from ..errors import OutputError, SpecError
 from ..spec import TensorInfo
 from .detection_tensors import detection_inputs, detection_outputs
-from .kserve import datatype
+from .kserve import config_type
 from .triton_config import BUNDLE, MODEL_NAME, TritonConfig
 
 CONFIG, SCRIPT = "config.pbtxt", "model.py"
@@ -141,8 +141,7 @@ def _dims(info: TensorInfo, rows: int | None = None) -> list[int]:
 
 
 def _tensor(info: TensorInfo, more: str = "", rows: int | None = None) -> str:
-    kind = datatype(info.dtype).replace("BYTES", "STRING")
-    return f"  {{ name: {json.dumps(info.name)} data_type: TYPE_{kind} dims: {_dims(info, rows)}{more} }}"
+    return f"  {{ name: {json.dumps(info.name)} data_type: {config_type(info.dtype)} dims: {_dims(info, rows)}{more} }}"
 
 
 def _write(model: Path, version: str, bundle: Bundle, text: str) -> None:

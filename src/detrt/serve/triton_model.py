@@ -24,7 +24,7 @@ from ..spec import TensorInfo, parse_size
 from .config import ServeConfig, ServedModel
 from .detection_tensors import detection_inputs, detection_outputs, detection_tensors, image_tasks
 from .errors import Refused
-from .kserve import datatype
+from .kserve import config_type
 from .messages import Answer, Batch, ImageTask, Setup
 from .triton_config import BUNDLE
 from .worker import BatchImages, Model, run_batch
@@ -187,7 +187,7 @@ def _check_tensors(side: str, given: Sequence[Mapping[str, Any]], infos: Sequenc
             raise SpecError(f"config.pbtxt has the {side} '{name}', and this bundle has: {', '.join(known)}")
         axes = known[name].shape[1:]
         kept = len(dims) == len(axes) and all(isinstance(axis, str) or axis == had for axis, had in zip(axes, dims, strict=True))
-        needed = "TYPE_" + datatype(known[name].dtype).replace("BYTES", "STRING")
+        needed = config_type(known[name].dtype)
         if kind != needed or not kept:
             wanted = [axis if isinstance(axis, int) else -1 for axis in axes]
             raise SpecError(f"config.pbtxt has the {side} '{name}' as {kind} {dims}; this bundle has it as {needed} {wanted}")

@@ -40,7 +40,7 @@ from ..text.prompts import ImageQueries, Prompt
 from .child import work_for_server
 from .config import ServedModel
 from .content import opened_content, stored_content
-from .errors import Refused
+from .errors import Refused, bad, internal
 from .kserve import GRAPH, build_infer
 from .messages import MAX_TILES, Alive, Answer, Batch, ContentChanged, Done, ImageTask, Left, ModelFacts, Ready, Setup, TensorTask
 
@@ -122,8 +122,7 @@ def run_batch(models: Mapping[str, Model], batch: Batch, images: BatchImages) ->
         return Done(batch.number, tuple(results), tuple(runs))
     except Exception:  # a bug: the request is refused, and the worker stays
         traceback.print_exc()
-        refused = Refused(500, "internal", "an error inside the server; its log has the details")
-        return Done(batch.number, (refused,) * len(batch.tasks), tuple(runs))
+        return Done(batch.number, (internal(),) * len(batch.tasks), tuple(runs))
 
 
 class BatchImages:
@@ -282,7 +281,7 @@ class Model:
     def _check_left(self) -> None:
         """Raise SessionError where nobody waits for what runs now."""
         if self._left():
-            raise SessionError("nobody waits for this any more")
+            raise SessionError(_LEFT.message)
 
     def detect(
         self,
@@ -314,7 +313,7 @@ class Model:
                 try:
                     task.tiling.check(images[index][0].shape[:2], MAX_TILES)  # type: ignore[union-attr]  # a refusal is a result
                 except SessionError as error:
-                    results[index] = Refused(400, "bad_request", str(error))
+                    results[index] = bad(str(error))
         ready = [index for index, result in enumerate(results) if result is None]
 
         def run(indices: list[int]) -> None:
@@ -345,7 +344,7 @@ class Model:
                 results[i] = _answer(detections, tasks[i], classes[i], images[i][1], took)
 
         _isolating(run, ready, results)
-        return [result or Refused(500, "internal", "the task was lost; this is a bug of detrt") for result in results]
+        return _complete(results)
 
     @staticmethod
     def _decoded_on_gpu(decoder: GpuDecoder, images: Sequence[Decoded]) -> Sequence[Decoded]:
@@ -389,7 +388,7 @@ class Model:
                 first += task.rows
 
         _isolating(run, list(range(len(tasks))), results, status=400)
-        return [result or Refused(500, "internal", "the task was lost; this is a bug of detrt") for result in results]
+        return _complete(results)
 
     def _run_rows(self, feeds: dict[str, NDArray], rows: int) -> Outputs:
         shape = next((info.shape for info in self.session.inputs), ())
@@ -505,6 +504,11 @@ def _isolating(
             bad_input = isinstance(error, (PromptError, SpecError))
             code = "bad_request" if bad_input or status else "model_failed"
             results[indices[0]] = Refused(400 if bad_input else status or 500, code, str(error))
+
+
+def _complete(results: Sequence[Result | None]) -> list[Result]:
+    """The results of all tasks; one without any is a bug."""
+    return [result or Refused(500, "internal", "the task was lost; this is a bug of detrt") for result in results]
 
 
 def _answer(detections: Detections, task: ImageTask, classes: frozenset[int] | None, decode_ms: float, model_ms: float) -> Answer:
