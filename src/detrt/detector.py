@@ -43,7 +43,7 @@ from .data.tiles import Tiling, make_tiling, merge
 from .data.token_labels import TEXT_THRESHOLD
 from .data.track import Tracker
 from .detections import Detections
-from .errors import ImageError, PromptError, SessionError, SpecError
+from .errors import ArgumentError, ImageError, PromptError, SessionError, SpecError, check_one_of
 from .models.load_options import LoadChanges, LoadOptions, changed, check_changes
 from .spec import ModelSpec
 from .system import CPU, RUN_THREAD, usable_cores
@@ -213,8 +213,7 @@ class DetectorOptions:
         object.__setattr__(self, "size", pixel_size(self.size, "size"))
         make_tiling(self.tile, self.overlap)
         check_image_decoder(self.image_decoder)
-        if self.color not in COLORS:
-            raise ValueError(f"color must be one of {', '.join(COLORS)}; got {self.color!r}")
+        check_one_of("color", self.color, COLORS, ArgumentError)
 
 
 P = ParamSpec("P")

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection
 from numbers import Real
 from typing import Any
 
@@ -172,7 +172,7 @@ def check_range(
         raise error(f"{name} must be {kind} from {low} to {high}{more}; got {value!r}")
 
 
-def check_one_of(name: str, value: object, allowed: Sequence[object], error: type[DetrtError]) -> None:
+def check_one_of(name: str, value: object, allowed: Collection[object], error: type[DetrtError]) -> None:
     """Raise `error` where a choice is none of those allowed."""
     if value not in allowed:
         raise error(f"{name} must be one of {', '.join(map(str, allowed))}; got {value!r}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..bundle import MANIFEST, Bundle, open_whole
 from ..data.arguments import check_integer, check_model
-from ..errors import PromptError, SessionError, SpecError
+from ..errors import PromptError, SessionError, SpecError, check_one_of
 from ..models import trust
 from ..models.load_options import LoadChanges, LoadOptions, changed, check_changes, hub_name
 from ..spec import ModelSpec
@@ -96,8 +96,7 @@ def open_with(ref: str | os.PathLike, options: SessionOptions) -> BaseSession:
 
 
 def _open(ref: str | os.PathLike, options: SessionOptions) -> BaseSession:
-    if options.backend not in (names := backend_names()):
-        raise SessionError(f"backend must be one of {', '.join(names)}; got {options.backend!r}")
+    check_one_of("`backend`", options.backend, backend_names(), SessionError)
     kind = kind_of(ref)
     _check_backend(ref, kind, options.backend)
     row = row_of(kind)

@@ -37,7 +37,7 @@ from ..data.preprocess import BatchPlan, SizeHW, preprocess
 from ..data.raw_image import LoadedImage
 from ..data.token_labels import PHRASES, TEXT_THRESHOLD, decode_tokens
 from ..detections import Detections, box_iou, cxcywh_to_xyxy
-from ..errors import PromptError, SessionError
+from ..errors import PromptError, SessionError, check_one_of
 from ..spec import (
     BOXES,
     LABELS,
@@ -176,8 +176,7 @@ class PromptedSession(BaseSession):
         Raises:
             PromptError: a bad prompt, or `phrases` that this model or prompt does not support.
         """
-        if phrases not in PHRASES:
-            raise PromptError(f"phrases must be one of {', '.join(PHRASES)}; got {phrases!r}")
+        check_one_of("`phrases`", phrases, PHRASES, PromptError)
         encoded = [self.encode(prompt, task) for prompt in prompts]
         if all(one.prompt == encoded[0].prompt for one in encoded):
             encoded = encoded[:1]

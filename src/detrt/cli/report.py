@@ -16,7 +16,7 @@ from ..bench.config import BenchConfig
 from ..data.arguments import INPUT_SIZE
 from ..data.datasets import load_dataset
 from ..data.images import expand_inputs
-from ..errors import DetrtError
+from ..errors import DetrtError, check_one_of
 from ..models.load_options import LoadOptions
 from ..precision.config import PrecisionConfig
 from ..spec import comma_separated, parse_numbers
@@ -84,8 +84,7 @@ class ReportConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.target not in REPORT_TARGETS:
-            raise DetrtError(f"--target must be one of {', '.join(REPORT_TARGETS)}; got {self.target!r}")
+        check_one_of("--target", self.target, REPORT_TARGETS, DetrtError)
         if not self.precisions:
             raise DetrtError("--precisions is empty; give one or more of fp32, fp16, bf16, int8, fp8")
         for name, values in (("--precisions", self.precisions), ("--batches", self.batches)):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..detections import Detections, box_iou
-from ..errors import DetrtError
+from ..errors import DetrtError, check_one_of
 from ..spec import Precision
 from ..tasks import TASKS
 from ..tasks.base import AreaTask
@@ -85,8 +85,7 @@ def gate_for(precision: str) -> Gate:
     Raises:
         DetrtError: another name.
     """
-    if precision not in GATES:
-        raise DetrtError(f"precision must be one of {', '.join(GATES)}; got {precision!r}")
+    check_one_of("`precision`", precision, GATES, DetrtError)
     return GATES[Precision(precision)]
 
 

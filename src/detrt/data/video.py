@@ -357,7 +357,7 @@ def _orientation(frame: Any) -> int:
     return next(number for number, flips in ORIENTATIONS.items() if flips == turned)
 
 
-def _upright(frame: Any, orientation: int | None = None) -> NDArray[np.uint8]:
+def _upright(frame: Any, orientation: int) -> NDArray[np.uint8]:
     av = import_av("reading videos")
     if not hasattr(_thread, "reformatter"):  # one per thread: that of a frame is created for each frame
         _thread.reformatter = av.video.reformatter.VideoReformatter()
@@ -367,4 +367,4 @@ def _upright(frame: Any, orientation: int | None = None) -> NDArray[np.uint8]:
         raise ImageError(
             f"a frame in the pixel format {frame.format.name} cannot be converted to RGB: {error.strerror}"
         ) from error
-    return upright(image, _orientation(frame) if orientation is None else orientation)
+    return upright(image, orientation)

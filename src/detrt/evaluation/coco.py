@@ -23,7 +23,7 @@ from ..data.preprocess import SizeHW
 from ..data.tiles import make_tiling
 from ..detections import Detections
 from ..detector import Detector
-from ..errors import ImageError, MissingPackageError, SessionError
+from ..errors import ImageError, MissingPackageError, SessionError, check_one_of
 from ..spec import ModelSpec
 from ..system import CountProgress
 from .curves import ClassCurve, Confusion, best_thresholds, confusion_of, curves_of
@@ -291,8 +291,8 @@ def chosen_iou_type(wanted: str | None, masked: bool, why_not: str, dataset: Coc
     Raises:
         SessionError: "segm" of detections without masks. ImageError: "segm" with annotations that have none, or damaged ones.
     """
-    if wanted not in (None, *IOU_TYPES):
-        raise SessionError(f"`iou_type` must be one of {', '.join(IOU_TYPES)}; got {wanted!r}")
+    if wanted is not None:
+        check_one_of("`iou_type`", wanted, IOU_TYPES, SessionError)
     if wanted == SEGM and not masked:
         raise SessionError(f"`iou_type=segm` compares masks, and {why_not}; leave it out, or give bbox")
     chosen = wanted or (SEGM if masked and has_masks(dataset) else BBOX)

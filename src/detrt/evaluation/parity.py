@@ -22,7 +22,7 @@ from ..data.matching import Gate, Pairing, gate_for, match_classes, match_pairs
 from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, group_by_size, preprocess
 from ..detections import Detections
-from ..errors import GateError, SessionError
+from ..errors import GateError, SessionError, check_one_of
 from ..models.load_options import RECORDED, LoadChanges, LoadOptions, changed, check_changes
 from ..spec import PIXEL_VALUES, ModelSpec, Precision
 from ..system import CountProgress
@@ -101,8 +101,7 @@ def verify(
         check_list(batches, "batches", "of batch sizes, such as [1, 4]")
     if not images:
         raise SessionError("verify needs at least one image; give `images=DIR`")
-    if divergence not in DIVERGENCE:
-        raise SessionError(f"divergence must be one of {', '.join(DIVERGENCE)}; got {divergence!r}")
+    check_one_of("`divergence`", divergence, DIVERGENCE, SessionError)
     say = say or (lambda text: None)
     annotations = None if ground_truth is None else load_dataset(ground_truth)  # a damaged file is found before minutes of work
     with ExitStack() as stack:

@@ -10,7 +10,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from ..errors import GraphError
+from ..errors import GraphError, check_one_of
 from ..spec import (
     BOXES,
     LABELS,
@@ -163,8 +163,8 @@ def recognise(
     Raises:
         GraphError: none or several layouts fit, or the one that was named does not.
     """
-    if layout is not None and layout not in LAYOUTS:
-        raise GraphError(f"`layout` must be one of {', '.join(LAYOUTS)}; got {layout!r}")
+    if layout is not None:
+        check_one_of("`layout`", layout, LAYOUTS, GraphError)
     given = [LAYOUTS[layout]] if layout else list(LAYOUTS.values())
     fitting, reasons = [], []
     for candidate in given:

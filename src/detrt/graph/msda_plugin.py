@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ..errors import GraphError
+from ..errors import GraphError, check_one_of
 from .lower_msda import DOMAIN, OP_TYPE, level_starts, lower_msda
 from .nodes import GraphBuilder, drop_domain, import_domain, replace_nodes, subgraphs
 from .view import attribute, element_types
@@ -192,8 +192,7 @@ def emit(model: onnx.ModelProto, how: str) -> int:
     Raises:
         GraphError: another choice, or a node that NVIDIA's plugin does not support.
     """
-    if how not in PLUGINS:
-        raise GraphError(f"`msda` must be one of {', '.join(PLUGINS)} for a plugin node; got {how!r}")
+    check_one_of("`msda` of a plugin node", how, PLUGINS, GraphError)
     graph = model.graph
     constants = {tensor.name: tensor for tensor in graph.initializer}
     nodes: list[onnx.NodeProto] = []

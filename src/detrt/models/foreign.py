@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .. import files, graph
 from ..bundle import PROVENANCE_KEY, Provenance
 from ..data.preprocess import preprocessing_words
-from ..errors import SourceError, SpecError
+from ..errors import SourceError, SpecError, check_one_of, one_line
 from ..spec import OWN, DecodeSpec, InputSpec, ModelSpec, parse_size
 from .families import BY_NAME, IMAGENET_MEAN, IMAGENET_STD, Family, by_model_type
 from .labels import choose
@@ -156,8 +156,8 @@ class _ForeignReader:
         same = [row.name for row in BY_NAME.values() if row.upstream is not None and row.upstream.name == sidecar.family]
         if same:
             self._sidecar = replace(sidecar, family=same[0])
-        elif sidecar.family is not None and sidecar.family not in BY_NAME:
-            raise SpecError(f"`family` must be one of {', '.join(BY_NAME)}; got {sidecar.family!r}")
+        elif sidecar.family is not None:
+            check_one_of("`family`", sidecar.family, BY_NAME, SpecError)
 
     def read(self) -> ForeignModel:
         layout = self._foreign.layout.name
@@ -217,7 +217,7 @@ class _ForeignReader:
         try:
             return require_transformers().AutoConfig.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, KeyError, AttributeError) as error:
-            raise SourceError(f"'{folder / 'config.json'}' cannot be read: {str(error)[:300]}") from None
+            raise SourceError(f"'{folder / 'config.json'}' cannot be read: {one_line(error, 300)}") from None
 
     def _family(self, config: Any) -> Family:
         """The row of the family; of a layout that does not need it a row of its own."""

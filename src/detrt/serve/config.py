@@ -12,7 +12,7 @@ from typing import Any
 from ..backends.targets import BACKEND, TARGETS, backend_names, needs_gpu, tuned
 from ..data.arguments import IMAGE_DECODER, INPUT_SIZE, REQUEST_THRESHOLD, check_image_decoder
 from ..data.images import FAST_FORMATS, MAX_PIXELS, parse_image_formats
-from ..errors import SessionError, check_range
+from ..errors import SessionError, check_one_of, check_range
 from ..models.load_options import LoadOptions
 from ..system import CPU, parse_devices, usable_cores
 from .hosts import parse_hosts, parse_origins
@@ -175,8 +175,7 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if not self.models:
             raise SessionError("there is no model to serve; give a bundle folder: detrt serve BUNDLE")
-        if self.backend not in (backends := backend_names()):
-            raise SessionError(f"`backend` must be one of {', '.join(backends)}; got {self.backend!r}")
+        check_one_of("`backend`", self.backend, backend_names(), SessionError)
         for name in self.tuning:
             tuned(name)
         names = [model.name for model in self.models]

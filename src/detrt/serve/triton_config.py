@@ -8,7 +8,7 @@ from functools import partial
 
 from ..backends.targets import BACKEND, backend_names, needs_gpu
 from ..data.arguments import IMAGE_DECODER, INPUT_SIZE, REQUEST_THRESHOLD, check_image_decoder
-from ..errors import SpecError, check_range
+from ..errors import SpecError, check_one_of, check_range
 from ..spec import Precision, parse_numbers
 from ..system import CPU, parse_devices
 
@@ -73,12 +73,11 @@ class TritonConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.backend not in (backends := backend_names()):
-            raise SpecError(f"`backend` must be one of {', '.join(backends)}; got {self.backend!r}")
+        check_one_of("`backend`", self.backend, backend_names(), SpecError)
         if self.name is not None and not MODEL_NAME.fullmatch(self.name):
             raise SpecError(f"`name` must be letters, digits, '_', '-' and '.', at most 128; got {self.name!r}")
-        if self.precision not in (known := ("", *map(str, Precision))):
-            raise SpecError(f"`precision` must be one of {', '.join(known[1:])}; got {self.precision!r}")
+        if self.precision:
+            check_one_of("`precision`", self.precision, tuple(Precision), SpecError)
         check_image_decoder(self.image_decoder)
         if self.environment is not None and not self.environment.startswith(("/", "$$TRITON_MODEL_DIRECTORY")):
             raise SpecError(f"`environment` must be the whole path of a folder on Triton's machine; got {self.environment!r}")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ...bundle import EngineFacts
-from ...errors import EngineError, MissingPackageError
+from ...errors import EngineError, MissingPackageError, check_one_of
 from . import kernels
 from .config import RTX_SMS, TARGETS, EngineConfig
 from .dialect import Dialect
@@ -309,8 +309,7 @@ def check_installed(target: str) -> None:
     Raises:
         MissingPackageError: the target's package is not installed.
     """
-    if target not in TARGETS:
-        raise EngineError(f"target must be one of {', '.join(TARGETS)}; got {target!r}")
+    check_one_of("`target`", target, TARGETS, EngineError)
     if not is_installed(target):
         name, extra = _LIBRARIES[target]
         raise MissingPackageError(name, extra, f"the target '{target}'")

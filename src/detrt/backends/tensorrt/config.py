@@ -7,7 +7,7 @@ from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ...errors import EngineError, check_range, is_finite
+from ...errors import EngineError, check_one_of, check_range, is_finite
 from ...spec import LARGEST_BATCH, LARGEST_SIDE, Triple
 from ...system import compute_capabilities_here
 
@@ -150,8 +150,7 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.target not in TARGETS:
-            raise EngineError(f"target must be one of {', '.join(TARGETS)}; got {self.target!r}")
+        check_one_of("`target`", self.target, TARGETS, EngineError)
         for one in others_of(self.target):
             if (value := getattr(self, one.name)) and value != one.default:
                 raise EngineError(
@@ -173,11 +172,7 @@ class EngineConfig:
             )
         if self.timing_cache is not None:
             object.__setattr__(self, "timing_cache", Path(self.timing_cache))
-        if self.hardware_compatibility not in HARDWARE_COMPATIBILITIES:
-            raise EngineError(
-                f"hardware_compatibility must be one of {', '.join(HARDWARE_COMPATIBILITIES)}; got "
-                f"{self.hardware_compatibility!r}"
-            )
+        check_one_of("hardware_compatibility", self.hardware_compatibility, HARDWARE_COMPATIBILITIES, EngineError)
         plugins = (self.plugins,) if isinstance(self.plugins, (str, Path)) else tuple(self.plugins)
         object.__setattr__(self, "plugins", tuple(Path(plugin).absolute() for plugin in plugins))
         for plugin in self.plugins:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import files
 from ...bundle import EngineFacts, read_sidecar
-from ...errors import EngineError, OutputError, SessionError
+from ...errors import EngineError, OutputError, SessionError, check_one_of
 from ...models import trust
 from ...spec import TensorInfo
 from ..base import BaseSession, Choices, Feeds, Outputs, SessionInfo, check_feeds, check_spec
@@ -102,8 +102,7 @@ class TensorRTSession(BaseSession):
         self.path = Path(engine)
         if max_shapes < 1:
             raise EngineError(f"max_shapes must be at least 1; got {max_shapes}")
-        if specialization not in SPECIALIZATIONS:
-            raise EngineError(f"specialization must be one of {', '.join(SPECIALIZATIONS)}; got {specialization!r}")
+        check_one_of("specialization", specialization, SPECIALIZATIONS, EngineError)
         self._lock = threading.RLock()
         self._closing = contextlib.ExitStack()
         self._device = device_index(device)
