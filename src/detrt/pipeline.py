@@ -9,7 +9,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -454,7 +453,7 @@ def _adopt(path: Path, folder: Path) -> tuple[ModelSpec, Provenance]:
 def _origin(path: Path) -> Provenance:
     """Where an ONNX file comes from: what its bundle or the file itself says, else the file."""
     from . import graph
-    from .models.source import versions
+    from .models.source import now, versions
 
     sha256 = files.sha256_of(path)
     with contextlib.suppress(SpecError):  # no bundle, or one of another version, from whose graph it is built again
@@ -463,11 +462,10 @@ def _origin(path: Path) -> Provenance:
             return bundle.provenance
     model = graph.load(path, weights=False)
     recorded = graph.read_metadata(model, PROVENANCE_KEY)
-    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     if recorded:  # without a time, so that equal exports are equal files
-        return replace(Provenance.from_json(recorded), created=created)
+        return replace(Provenance.from_json(recorded), created=now())
     elements = graph.summarise(model).weight_elements
-    return Provenance(str(path.absolute()), sha256, elements, versions=versions(), created=created)
+    return Provenance(str(path.absolute()), sha256, elements, versions=versions(), created=now())
 
 
 def _graph_digests(entries: Iterable[BundleFile]) -> dict[str, str]:

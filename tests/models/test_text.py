@@ -24,7 +24,7 @@ from detrt.models.checkpoints.loader import recognise
 from detrt.models.checkpoints.shapes import Shapes
 from detrt.models.families import BY_NAME, formats
 from detrt.models.families import omdet_turbo as timm_swin
-from detrt.models.families.sizes import TINY_BERT, TINY_GROUNDING
+from detrt.models.families.sizes import TINY_BERT, TINY_GROUNDING, TINY_SWIN
 from detrt.models.load import load_source
 from detrt.models.random import TINY_VOCABULARY
 from detrt.models.text import bert_tokenizer, read_tokenizer
@@ -528,7 +528,7 @@ def test_omdet_turbo_with_timms_backbone(tiny, tmp_path, monkeypatch):
     save_processor(want, tmp_path)
     with pytest.raises(SourceError, match=r"backbone of .* is timm's 'swin_test'; detrt reads swin_tiny_patch4"):
         load_source(str(tmp_path))
-    monkeypatch.setitem(timm_swin.SWINS, "swin_test", (16, [2, 2, 2, 2], [1, 2, 4, 8], 4))
+    monkeypatch.setitem(timm_swin.SWINS, "swin_test", TINY_SWIN)
     found = load_source(str(tmp_path))
     state = found.module.state_dict()
     for key, tensor in want.module.state_dict().items():

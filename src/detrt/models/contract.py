@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import ExportError, check_one_of, check_range
 from ..spec import (
     BOXES,
+    DTYPES,
     LABELS,
     LARGEST_SIDE,
     LOGITS,
@@ -297,7 +298,7 @@ class ExportConfig:
         check_one_of("`nms`", self.nms, NMS, ExportError)
         if self.nms.startswith("graph") and self.decode != "graph":
             raise ExportError(f"`nms={self.nms}` needs `decode=graph`: NMS works on finished boxes")
-        check_one_of("`input_dtype`", self.input_dtype, ("uint8", "float32"), ExportError)
+        check_one_of("`input_dtype`", self.input_dtype, DTYPES, ExportError)
         if (self.height is None) != (self.width is None):
             raise ExportError("give both `height` and `width` (or `size` for a square), or neither")
         for name, value in (("`height`", self.height), ("`width`", self.width)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +17,7 @@ from .families import BY_NAME, IMAGENET_MEAN, IMAGENET_STD, Family, by_model_typ
 from .labels import choose
 from .load_options import LoadOptions
 from .preprocessor import FAMILY_DEFAULT, read_input_spec
-from .source import versions
+from .source import now, versions
 
 if TYPE_CHECKING:
     import onnx
@@ -99,9 +98,8 @@ class ForeignModel:
         """The file that it was read from, and the choices of the caller."""
         elements = graph.summarise(self.graph.model).weight_elements
         options = {**self.stated, "layout": self.graph.layout.name, "loading": list(self.notes)}
-        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
         sha256 = files.sha256_of(self.path)
-        return Provenance(str(self.path.absolute()), sha256, elements, options, versions(), created)
+        return Provenance(str(self.path.absolute()), sha256, elements, options, versions(), now())
 
 
 def read_foreign(path: Path | str, load: LoadOptions | None, run: Run) -> ForeignModel:

@@ -8,12 +8,11 @@ import pickle
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
-from ..bundle import MANIFEST, Provenance
+from ..bundle import MANIFEST
 from ..errors import MissingPackageError, SourceError, one_line
 from ..spec import AUTHORS, OWN, TRANSFORMERS
 from . import adapters, trust
@@ -28,8 +27,8 @@ from .source import (
     checkpoint_inside,
     from_config,
     make_spec,
+    provenance_of,
     transformers_version,
-    versions,
     why_unsupported,
 )
 from .text import text_spec
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from ..spec import InputSpec
     from .source import Source
 
+# In the order in which transformers searches for them.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 # Exceptions of transformers and of the checkpoint's code for damaged configs and weights.
@@ -62,7 +62,7 @@ def download(name: str, revision: str | None, *, trust_remote_code: bool) -> Pat
     patterns = ["*.json", "*.safetensors", "vocab.txt", "merges.txt", *(["*.py"] if trust_remote_code else [])]
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
-        if not any((folder / weight).is_file() for weight in WEIGHTS):
+        if weights_in(folder) is None:
             folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*patterns, "pytorch_model*.bin"]))
         return folder
     except RepositoryNotFoundError:
@@ -74,6 +74,11 @@ def download(name: str, revision: str | None, *, trust_remote_code: bool) -> Pat
         ) from None
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise SourceError(f"'{name}' cannot be downloaded: {error}") from None
+
+
+def weights_in(folder: Path) -> Path | None:
+    """The file of the weights in a folder, or their index, as transformers searches for it; None where there is none."""
+    return next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
 
 
 def load_folder(folder: Path, ref: str, options: LoadOptions) -> Source:
@@ -150,13 +155,7 @@ def load_folder(folder: Path, ref: str, options: LoadOptions) -> Source:
         spec = make_spec(row, module, entry, names)
     origin = AUTHORS if published else OWN if "auto_map" in config else TRANSFORMERS
     spec = replace(spec, name=ref.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1], origin=origin)
-    provenance = Provenance(
-        source=ref,
-        checkpoint_sha256=weights_digest(folder),
-        parameters=sum(p.numel() for p in module.parameters()),
-        versions=versions(),
-        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-    )
+    provenance = provenance_of(module, ref, weights_digest(folder))
     found = read_processor(folder) if options.resize is None and options.preprocess is None else None
     return Source(module, spec, row, provenance, notes=notes, tokenizer=words, processor=found[0] if found else None)
 
@@ -278,7 +277,7 @@ def _load_module(
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
-    if not any((folder / name).is_file() for name in WEIGHTS):
+    if weights_in(folder) is None:
         raise SourceError(adapters.why_alone(folder) or f"'{folder}' has no weights; expected one of {', '.join(WEIGHTS)}")
     for path in _weight_files(folder):
         if words := files.what_it_is(path):
@@ -364,8 +363,7 @@ def _without_adapter(folder: Path, ref: str, row: Family) -> Iterator[tuple[Path
     """
     from safetensors.torch import save_file
 
-    present = any((folder / name).is_file() for name in WEIGHTS)
-    if not present or not (adapters.adapter_in(folder) or any(map(adapters.is_unmerged, _stored_names(folder)))):
+    if weights_in(folder) is None or not (adapters.adapter_in(folder) or any(map(adapters.is_unmerged, _stored_names(folder)))):
         yield folder, adapters.beside(folder)
         return
     state, note = adapters.merged(folder, _read_state(folder), ref, lambda names: _stored_by_module(folder, row, names))
@@ -407,13 +405,14 @@ def _stored_names(folder: Path) -> list[str]:
     import torch
     from safetensors import SafetensorError, safe_open
 
-    first = next(name for name in WEIGHTS if (folder / name).is_file())
-    if first.endswith(".index.json"):
-        return list(_shards(folder / first))
+    first = weights_in(folder)
+    assert first is not None
+    if first.suffix == ".json":
+        return list(_shards(first))
     try:
-        if first.endswith(".bin"):
-            return list(torch.load(folder / first, map_location="meta", weights_only=True, mmap=True))
-        with safe_open(folder / first, "pt") as file:
+        if first.suffix == ".bin":
+            return list(torch.load(first, map_location="meta", weights_only=True, mmap=True))
+        with safe_open(first, "pt") as file:
             return list(file.keys())
     except (SafetensorError, pickle.UnpicklingError, *_LOADING_ERRORS):
         return []  # the loader says what is wrong
@@ -432,11 +431,9 @@ def _read_state(folder: Path) -> dict[str, torch.Tensor]:
     import torch
     from safetensors.torch import load_file
 
-    # The order in which transformers searches for them.
-    first = next(name for name in WEIGHTS if (folder / name).is_file())
-    shards = [first]
-    if first.endswith(".json"):
-        shards = sorted(set(_shards(folder / first).values()))
+    first = weights_in(folder)
+    assert first is not None
+    shards = sorted(set(_shards(first).values())) if first.suffix == ".json" else [first.name]
     state: dict[str, torch.Tensor] = {}
     for shard in shards:
         path = folder / shard

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
-from ..bundle import Provenance
 from ..data.arguments import check_model
 from ..errors import SourceError
 from ..spec import AUTHORS
@@ -177,7 +175,7 @@ def load_checkpoint(ref: str, options: LoadOptions) -> Source:
     from .checkpoints.state_file import read_state
     from .hub import refuse_text_choices, require_transformers
     from .preprocessor import read_input_spec
-    from .source import versions, why_unsupported
+    from .source import provenance_of, why_unsupported
     from .text import read_tokenizer, text_spec
 
     require_transformers()
@@ -205,13 +203,7 @@ def load_checkpoint(ref: str, options: LoadOptions) -> Source:
         row.made(module)
         spec = text_spec(row, module, read_input_spec(None, row, module.config), words, ref)
     check_finite(module, ref)
-    provenance = Provenance(
-        source=f"ckpt:{path.absolute()}",
-        checkpoint_sha256=files.sha256_of(path),
-        parameters=sum(p.numel() for p in module.parameters()),
-        versions=versions(),
-        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-    )
+    provenance = provenance_of(module, f"ckpt:{path.absolute()}", files.sha256_of(path))
     notes = (f"{path.name}: {report.line()}",)
     return Source(module, replace(spec, name=path.stem, origin=AUTHORS), row, provenance, notes=notes, tokenizer=words)
 

@@ -24,7 +24,7 @@ from .hub import refuse_text_choices
 from .labels import labels_for, read_labels
 from .load_options import LoadOptions
 from .preprocessor import authors_input
-from .source import Source, config_of, from_config, make_spec, versions, why_unsupported
+from .source import Source, config_of, from_config, make_spec, parameters_of, versions, why_unsupported
 from .text import bert_tokenizer, library, read_tokenizer, text_spec
 
 
@@ -58,7 +58,7 @@ def load_random(ref: str, options: LoadOptions = LoadOptions()) -> Source:  # no
         if names is None and not hasattr(module.config, "id2label"):
             names = labels_for(classes) or {i: str(i) for i in range(classes)}
         spec = make_spec(family, module, authors_input(family, module), names)
-    provenance = Provenance(ref, "", sum(p.numel() for p in module.parameters()), versions=versions())
+    provenance = Provenance(ref, "", parameters_of(module), versions=versions())
     title = ref.removeprefix("random:").replace("/", "-")
     return Source(module, replace(spec, name=title), family, provenance, tokenizer=words)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import SourceError
 from ..spec import DETECTION
 from .families import BY_NAME
+from .source import parameters_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -97,7 +98,7 @@ def without_masks(source: Source) -> Source:
 
 def _counted(source: Source, module: nn.Module) -> Provenance:
     """The provenance with the parameters of what is left."""
-    return replace(source.provenance, parameters=sum(p.numel() for p in module.parameters()))
+    return replace(source.provenance, parameters=parameters_of(module))
 
 
 def _check(name: str, value: int, total: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +112,21 @@ def installed_version(package: str) -> str | None:
 def transformers_version() -> str | None:
     """Installed version of transformers; None without it."""
     return installed_version("transformers")
+
+
+def now() -> str:
+    """The time of a provenance, in UTC."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def parameters_of(module: nn.Module) -> int:
+    """Number of a module's weights, those that are shared once."""
+    return sum(p.numel() for p in module.parameters())
+
+
+def provenance_of(module: nn.Module, source: str, sha256: str) -> Provenance:
+    """Where a module that was loaded now is from."""
+    return Provenance(source, sha256, parameters_of(module), versions=versions(), created=now())
 
 
 def make_spec(family: Family, module: nn.Module, input_spec: InputSpec, labels: Mapping[int, str] | None = None) -> ModelSpec:

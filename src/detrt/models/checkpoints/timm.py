@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SourceError
+from .key_map import COUNTERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,7 +80,7 @@ def rename_key(key: str) -> str:
 
 def rename_resnet(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """All keys through `rename_key`; BatchNorm step counters are dropped (inference has no use for them)."""
-    return {rename_key(k): v for k, v in state.items() if not k.endswith("num_batches_tracked")}
+    return {rename_key(k): v for k, v in state.items() if not k.endswith(COUNTERS)}
 
 
 def is_dilated(config: Mapping[str, Any], timm_config: Mapping[str, Any]) -> bool:

@@ -60,14 +60,13 @@ def recognise(keys: set[str]) -> str | None:
 def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport) -> dict[str, Any]:
     found = transformer(shapes, assumed, variant, report, _ANCHORS)
     prelu = "transformer.decoder.layers.0.activation.weight" in shapes
-    choices = ("prelu",) if prelu else ACTIVATIONS
     patterns = shapes.size("transformer.patterns.weight") if "transformer.patterns.weight" in shapes else 0
     if patterns:
         report.notes.append(f"{patterns} patterns: {patterns * found['num_queries']} boxes of {found['num_queries']} anchors")
     return {
         **{name: value for name, value in found.items() if name != "d_model"},
         "hidden_size": found["d_model"],
-        "activation_function": "prelu" if prelu else assumed.choice("activation", "relu", choices, "transformer_activation"),
+        "activation_function": "prelu" if prelu else assumed.choice("activation", "relu", ACTIVATIONS, "transformer_activation"),
         "num_patterns": patterns,
         "temperature_height": assumed.number("temperature_height", TEMPERATURE, "pe_temperatureH"),
         "temperature_width": assumed.number("temperature_width", TEMPERATURE, "pe_temperatureW"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import SourceError
 from .base import Family, RandomModel, TextFacts
-from .sizes import LEVELS, SWIN_T, TINY_SWIN, TINY_VOCABULARY, clip
+from .sizes import LEVELS, SWIN_B, SWIN_T, TINY_SWIN, TINY_VOCABULARY, clip
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from ...spec import TextSpec
     from ..stock import Stock
 
-# name -> (channels, blocks per stage, heads per stage, window): Liu et al., arXiv:2103.14030, section 3.3
-SWINS: dict[str, tuple[int, list[int], list[int], int]] = {
-    "swin_tiny_patch4_window7_224": (96, [2, 2, 6, 2], [3, 6, 12, 24], 7),
-    "swin_small_patch4_window7_224": (96, [2, 2, 18, 2], [3, 6, 12, 24], 7),
-    "swin_base_patch4_window7_224": (128, [2, 2, 18, 2], [4, 8, 16, 32], 7),
-    "swin_base_patch4_window12_384": (128, [2, 2, 18, 2], [4, 8, 16, 32], 12),
+# timm's names: Liu et al., arXiv:2103.14030, section 3.3
+SWINS: dict[str, dict[str, Any]] = {
+    "swin_tiny_patch4_window7_224": SWIN_T,
+    "swin_small_patch4_window7_224": {**SWIN_T, "depths": [2, 2, 18, 2]},
+    "swin_base_patch4_window7_224": {**SWIN_B, "window_size": 7},
+    "swin_base_patch4_window12_384": SWIN_B,
 }
 _BACKBONE = "vision_backbone.vision_backbone."
 _SWIN = _BACKBONE + "swin."
@@ -76,17 +76,8 @@ def omdet_config(raw: Mapping[str, Any], ref: str) -> Any:
     name = str(timm_name(raw)).split(".")[0]
     if name not in SWINS:
         raise SourceError(f"the backbone of '{ref}' is timm's {name!r}; detrt reads {', '.join(SWINS)} without timm")
-    width, depths, heads, window = SWINS[name]
     settings = {key: value for key, value in raw.items() if "backbone" not in key}
-    settings["backbone_config"] = {
-        "model_type": "swin",
-        "embed_dim": width,
-        "depths": depths,
-        "num_heads": heads,
-        "window_size": window,
-        "out_features": ["stage2", "stage3", "stage4"],
-        "image_size": raw.get("image_size", 640),
-    }
+    settings["backbone_config"] = {**LEVELS, **SWINS[name], "image_size": raw.get("image_size", 640)}
     return OmDetTurboConfig.from_dict({**settings, "apply_layernorm_after_vision_backbone": False})
 
 
