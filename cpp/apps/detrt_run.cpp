@@ -203,8 +203,8 @@ int detect(const Options& options, const detrt::Detector& detector, const std::v
 
 void row(const char* name, std::vector<double> samples) {
   std::sort(samples.begin(), samples.end());
-  const auto at = [&](double share) {
-    return samples[static_cast<std::size_t>(share * static_cast<double>(samples.size() - 1) + 0.5)];
+  const auto at = [&](double fraction) {
+    return samples[static_cast<std::size_t>(fraction * static_cast<double>(samples.size() - 1) + 0.5)];
   };
   std::printf("%-14s p50 %8.3f  p90 %8.3f  min %8.3f ms\n", name, at(0.5), at(0.9), samples.front());
 }

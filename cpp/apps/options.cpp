@@ -14,9 +14,10 @@ namespace {
 detrt::Size size_of(const std::string& option, const std::string& text) {
   const auto side = [&](const std::string& part) {
     int value = 0;
-    if (!CLI::detail::lexical_cast(part, value) || value < 1 || value > 16384)
+    if (!CLI::detail::lexical_cast(part, value) || value < 1 || value > detrt::largest_side)
       throw CLI::ValidationError(option,
-                                 "must be HEIGHTxWIDTH or one number, each from 1 to 16384; got '" + text + "'");
+                                 "must be HEIGHTxWIDTH or one number, each from 1 to " + std::to_string(detrt::largest_side) +
+                                     "; got '" + text + "'");
     return value;
   };
   const std::size_t cross = text.find_first_of("xX,");

@@ -11,20 +11,6 @@ namespace {
 
 constexpr const char* kind = "inductor";
 
-// -1 for the CPU, the number of a GPU, or nothing for "auto". Throws Error for anything else.
-std::optional<int> device_of(const std::string& device) {
-  if (device == "auto")
-    return std::nullopt;
-  if (device == "cpu")
-    return -1;
-  if (device == "cuda")
-    return 0;
-  const std::string digits = device.rfind("cuda:", 0) == 0 ? device.substr(5) : "";
-  if (digits.empty() || digits.size() > 3 || digits.find_first_not_of("0123456789") != std::string::npos)
-    throw Error(ErrorKind::usage, "device must be cpu, cuda or cuda:N; got '" + device + "'");
-  return std::stoi(digits);
-}
-
 // The facts of a package say what it was compiled for: no compute capability means the CPU. Without facts its name
 // does.
 bool for_gpu(const BundleFile& file) {
@@ -39,10 +25,8 @@ std::string capabilities(const BundleFile& file) {
 }
 
 std::optional<BundleFile> choose(const Bundle& bundle, const SessionOptions& options, std::string& why) {
-  if (!options.plugins.empty() || options.cuda_graph || options.contexts != 1) {
-    why = "plugins, CUDA graphs and contexts are choices for the tensorrt backend";
+  if (has_tensorrt_choices(options, why))
     return std::nullopt;
-  }
   std::vector<BundleFile> files = bundle.of_kind(kind);
   if (files.empty()) {
     why = "the bundle has no compiled package";
@@ -61,7 +45,7 @@ std::optional<BundleFile> choose(const Bundle& bundle, const SessionOptions& opt
           "aoti";
     return std::nullopt;
   }
-  const std::optional<int> device = device_of(options.device);
+  const std::optional<int> device = device_number(options.device);
   const int gpus = libtorch::gpu_count();
   if (device && *device >= gpus && *device >= 0) {
     why = "PyTorch sees " + std::to_string(gpus) + " GPUs here; got device " + options.device;
@@ -92,7 +76,7 @@ std::optional<BundleFile> choose(const Bundle& bundle, const SessionOptions& opt
 class TorchSession final : public Session {
 public:
   TorchSession(const Bundle& bundle, const BundleFile& file, const SessionOptions& options)
-      : device_(for_gpu(file) ? device_of(options.device).value_or(0) : -1) {
+      : device_(for_gpu(file) ? device_number(options.device).value_or(0) : -1) {
     if (!file.engine || file.engine->inputs.empty() || file.engine->outputs.empty())
       // Without them a size that the package was not compiled for would not be detected.
       throw Error(ErrorKind::session, "the manifest does not say which tensors '" + file.path +

@@ -71,16 +71,6 @@ TensorInfo info_of(const OrtTensorTypeAndShapeInfo* shape, std::string name) {
   return info;
 }
 
-// -1 for the CPU, which is also what "auto" means here; else the number of a GPU. Throws Error for anything else.
-int device_of(const std::string& device) {
-  if (device == "auto" || device == "cpu")
-    return -1;
-  const std::string digits = device == "cuda" ? "0" : device.rfind("cuda:", 0) == 0 ? device.substr(5) : "";
-  if (digits.empty() || digits.size() > 3 || digits.find_first_not_of("0123456789") != std::string::npos)
-    throw Error(ErrorKind::usage, "device must be cpu, cuda or cuda:N; got '" + device + "'");
-  return std::stoi(digits);
-}
-
 // Needs the libraries of a release for GPUs beside libonnxruntime, and those of CUDA and cuDNN.
 void use_gpu(OrtSessionOptions* choices, int device) {
   OrtCUDAProviderOptionsV2* made = nullptr;
@@ -96,7 +86,7 @@ void use_gpu(OrtSessionOptions* choices, int device) {
 
 class OnnxSession final : public Session {
 public:
-  OnnxSession(const std::filesystem::path& path, const SessionOptions& options) : device_(device_of(options.device)) {
+  OnnxSession(const std::filesystem::path& path, const SessionOptions& options) : device_(device_number(options.device).value_or(-1)) {
     OrtEnv* env = nullptr;
     check(api().CreateEnv(ORT_LOGGING_LEVEL_ERROR, "detrt", &env), "to start");
     env_.reset(env);
@@ -201,11 +191,9 @@ private:
 };
 
 std::optional<BundleFile> choose(const Bundle& bundle, const SessionOptions& options, std::string& why) {
-  if (!options.plugins.empty() || options.cuda_graph || options.contexts != 1) {
-    why = "plugins, CUDA graphs and contexts are choices for the tensorrt backend";
+  if (has_tensorrt_choices(options, why))
     return std::nullopt;
-  }
-  device_of(options.device);
+  device_number(options.device); // refuses what is none
   const std::vector<BundleFile> files = bundle.of_kind("onnx");
   if (files.empty()) {
     why = "the bundle has no ONNX file";

@@ -199,10 +199,8 @@ private:
 };
 
 std::optional<BundleFile> choose(const Bundle& bundle, const SessionOptions& options, std::string& why) {
-  if (!options.plugins.empty() || options.cuda_graph || options.contexts != 1) {
-    why = "plugins, CUDA graphs and contexts are choices for the tensorrt backend";
+  if (has_tensorrt_choices(options, why))
     return std::nullopt;
-  }
   const std::vector<BundleFile> files = bundle.of_kind("openvino");
   if (files.empty()) {
     why = "the bundle has no OpenVINO model";

@@ -119,20 +119,25 @@ std::vector<std::string> opened_with(const BundleFile& file, const fs::path& pat
 
 } // namespace
 
+std::string read_text(const fs::path& path, std::uintmax_t most, ErrorKind kind, const std::string& what) {
+  std::error_code error;
+  if (fs::file_size(path, error) > most || error)
+    throw Error(kind, "'" + path.string() + "' is too large for " + what);
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (!file)
+    throw Error(kind, "'" + path.string() + "' cannot be read; check its permissions");
+  return text.str();
+}
+
 Bundle Bundle::open(const fs::path& folder) {
   const fs::path path = folder / manifest;
   std::error_code error;
   if (!fs::is_regular_file(path, error))
     throw Error(ErrorKind::spec, "'" + path.string() + "' does not exist; '" + folder.string() +
                                      "' is not a detrt bundle. Make one with: detrt build");
-  if (fs::file_size(path, error) > longest_manifest || error)
-    throw Error(ErrorKind::spec, "'" + path.string() + "' is too large for a manifest; " + again);
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file)
-    throw Error(ErrorKind::spec, "'" + path.string() + "' cannot be read; check its permissions");
-  return parse(text.str(), folder);
+  return parse(read_text(path, longest_manifest, ErrorKind::spec, std::string("a manifest; ") + again), folder);
 }
 
 Bundle Bundle::parse(const std::string& json, const fs::path& folder) {
@@ -157,7 +162,7 @@ Bundle Bundle::parse(const std::string& json, const fs::path& folder) {
     file.kind = entry.text("kind");
     file.path = entry.text("path");
     file.sha256 = entry.text("sha256");
-    file.size = static_cast<std::uint64_t>(entry.whole("size", 0, INT64_MAX));
+    file.size = static_cast<std::uint64_t>(entry.integer("size", 0, INT64_MAX));
     check_inside(file.path, path);
     if (entry.has("engine"))
       file.engine = engine_of(entry.at("engine"));

@@ -44,10 +44,10 @@ public:
   // The next field, or false at the end.
   bool next(std::uint64_t& number, std::string_view& content) {
     while (at_ < bytes_.size()) {
-      const std::uint64_t tag = whole();
+      const std::uint64_t tag = integer();
       switch (tag & 7) {
       case 0:
-        whole();
+        integer();
         break;
       case 1:
         skip(8);
@@ -56,7 +56,7 @@ public:
         skip(4);
         break;
       case 2: {
-        const std::uint64_t length = whole();
+        const std::uint64_t length = integer();
         const std::size_t start = at_;
         skip(length);
         number = tag >> 3;
@@ -80,7 +80,7 @@ private:
       fail("a field is longer than its message");
     at_ += static_cast<std::size_t>(count);
   }
-  std::uint64_t whole() {
+  std::uint64_t integer() {
     std::uint64_t found = 0;
     for (unsigned shift = 0; shift < 70 && at_ < bytes_.size(); shift += 7) {
       const auto byte = static_cast<std::uint8_t>(bytes_[at_++]);

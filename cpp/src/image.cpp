@@ -217,8 +217,12 @@ std::vector<fs::path> expand_inputs(const std::vector<std::string>& names, std::
     std::vector<std::string> files{name};
     if (fs::is_directory(name, error)) {
       files = images_below(name, left_out);
-      if (files.empty())
-        fail("the folder '" + name + "' has no images; known suffixes: .jfif .jpe .jpeg .jpg .pgm .png .pnm .ppm");
+      if (files.empty()) {
+        std::string known;
+        for (const std::string& suffix : image_suffixes())
+          known += " " + suffix;
+        fail("the folder '" + name + "' has no images; known suffixes:" + known);
+      }
     }
     for (const std::string& file : files)
       if (seen.insert(file).second)

@@ -77,7 +77,7 @@ public:
     return object_.contains(key) ? text(key) : otherwise;
   }
 
-  std::int64_t whole(const char* key, std::int64_t low, std::int64_t high) const {
+  std::int64_t integer(const char* key, std::int64_t low, std::int64_t high) const {
     const Json& value = at(key);
     const bool fits =
         value.is_number_integer() &&
@@ -87,8 +87,8 @@ public:
            "must be an integer from " + std::to_string(low) + " to " + std::to_string(high) + "; got " + shown(value));
     return value.get<std::int64_t>();
   }
-  std::int64_t whole(const char* key, std::int64_t low, std::int64_t high, std::int64_t otherwise) const {
-    return object_.contains(key) ? whole(key, low, high) : otherwise;
+  std::int64_t integer(const char* key, std::int64_t low, std::int64_t high, std::int64_t otherwise) const {
+    return object_.contains(key) ? integer(key, low, high) : otherwise;
   }
 
   bool flag(const char* key, bool otherwise) const {

@@ -117,11 +117,11 @@ void check_size(const InputSpec& input, std::optional<Size> size) {
                                      text_of(input.size) +
                                      " only; leave the size out, or export it with a dynamic size");
   const int m = input.multiple_of;
-  if (size->height < 1 || size->width < 1 || size->height > 16384 || size->width > 16384 || size->height % m ||
+  if (size->height < 1 || size->width < 1 || size->height > largest_side || size->width > largest_side || size->height % m ||
       size->width % m)
     throw Error(ErrorKind::spec, "size " + text_of(*size) +
                                      " (height x width): both sides must be positive multiples of " +
-                                     std::to_string(m) + ", at most 16384");
+                                     std::to_string(m) + ", at most " + std::to_string(largest_side));
 }
 
 Size resized_size(Size original, const InputSpec& input, std::optional<Size> size) {

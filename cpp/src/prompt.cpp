@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
-#include <sstream>
 
 #include "json_fields.hpp"
+#include "reading.hpp"
 
 namespace detrt {
 namespace {
@@ -68,15 +67,15 @@ PromptPart read_part(const Json& json, const ModelSpec& spec) {
   const Fields fields(json, "the prompt's part", ErrorKind::prompt);
   fields.only({"phrases", "length", "phrase_mask", "feeds"});
   PromptPart part;
-  part.length = fields.whole("length", 1, 1'000'000);
+  part.length = fields.integer("length", 1, 1'000'000);
   const Json& phrases = fields.at("phrases");
   if (!phrases.is_array() || phrases.empty())
     fields.fail("phrases", "must be a list of phrases");
   for (const Json& row : phrases) {
     const Fields phrase(row, "the prompt's phrase", ErrorKind::prompt);
     phrase.only({"text", "class_id", "start", "end"});
-    part.phrases.push_back({phrase.text("text"), phrase.whole("class_id", 0, 1'000'000),
-                            phrase.whole("start", 0, INT32_MAX), phrase.whole("end", 0, INT32_MAX)});
+    part.phrases.push_back({phrase.text("text"), phrase.integer("class_id", 0, 1'000'000),
+                            phrase.integer("start", 0, INT32_MAX), phrase.integer("end", 0, INT32_MAX)});
   }
   if (spec.text->kind == TextKind::tokens) {
     const Json& mask = fields.at("phrase_mask");
@@ -128,14 +127,7 @@ Prompt Prompt::open(const std::filesystem::path& path, const Bundle& bundle) {
   if (!std::filesystem::is_regular_file(path, error))
     throw Error(ErrorKind::prompt, "there is no prompt file " + name + "; make one with: detrt encode-prompt " +
                                        bundle.folder().string() + " --prompt 'a cat. a dog.' -o prompt.json");
-  if (std::filesystem::file_size(path, error) > longest || error)
-    throw Error(ErrorKind::prompt, name + " is too large for a prompt; " + encode_again);
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file)
-    throw Error(ErrorKind::prompt, name + " cannot be read; check its permissions");
-  return parse(text.str(), name, bundle);
+  return parse(read_text(path, longest, ErrorKind::prompt, std::string("a prompt; ") + encode_again), name, bundle);
 }
 
 Prompt Prompt::parse(const std::string& json, const std::string& name, const Bundle& bundle) {
@@ -145,7 +137,7 @@ Prompt Prompt::parse(const std::string& json, const std::string& name, const Bun
   const Json data = parse_json(json, name, ErrorKind::prompt, encode_again);
   const Fields fields(data, name, ErrorKind::prompt);
   fields.only({"schema", "kind", "tokenizer_sha256", "tower_sha256", "prompt", "listed", "num_classes", "parts"});
-  fields.whole("schema", schema, schema);
+  fields.integer("schema", schema, schema);
   check_digest(fields, "tokenizer_sha256", bundle, "tokenizer", name);
   check_digest(fields, "tower_sha256", bundle, "text", name);
   Prompt prompt;
@@ -156,7 +148,7 @@ Prompt Prompt::parse(const std::string& json, const std::string& name, const Bun
   prompt.text_ = fields.text("prompt");
   prompt.listed_ = fields.flag("listed", false);
   prompt.pad_id_ = text.pad_id;
-  const std::int64_t classes = fields.whole("num_classes", 1, 1'000'000);
+  const std::int64_t classes = fields.integer("num_classes", 1, 1'000'000);
   const Json& parts = fields.at("parts");
   if (!parts.is_array() || parts.empty())
     fields.fail("parts", "must be a list of parts");

@@ -1,12 +1,19 @@
-// Reading of common parts of detrt.json. Includes nlohmann/json, so include it sparingly.
+// Reading of detrt.json and of files like it. Includes nlohmann/json, so include it sparingly.
 #pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "detrt/error.hpp"
 #include "detrt/spec.hpp"
 
 namespace detrt {
 
+// The text of a file that is there. what: what a larger one is too large for, and what to do. Throws Error of `kind`.
+std::string read_text(const std::filesystem::path& path, std::uintmax_t most, ErrorKind kind, const std::string& what);
 ModelSpec read_spec(const nlohmann::json& json); // throws Error (spec)
 
 } // namespace detrt

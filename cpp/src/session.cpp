@@ -57,6 +57,24 @@ void check_feeds(const std::vector<TensorInfo>& inputs, const Layouts& feeds) {
   }
 }
 
+std::optional<int> device_number(const std::string& device) {
+  if (device == "auto")
+    return std::nullopt;
+  if (device == "cpu")
+    return -1;
+  const std::string digits = device == "cuda" ? "0" : device.rfind("cuda:", 0) == 0 ? device.substr(5) : "";
+  if (digits.empty() || digits.size() > 3 || digits.find_first_not_of("0123456789") != std::string::npos)
+    throw Error(ErrorKind::usage, "device must be cpu, cuda or cuda:N; got '" + device + "'");
+  return std::stoi(digits);
+}
+
+bool has_tensorrt_choices(const SessionOptions& options, std::string& why) {
+  const bool has = !options.plugins.empty() || options.cuda_graph || options.contexts != 1;
+  if (has)
+    why = "plugins, CUDA graphs and contexts are choices for the tensorrt backend";
+  return has;
+}
+
 void require_trust(const Bundle& bundle, const BundleFile& file, const std::string& what, const SessionOptions& options) {
   const auto variable = [](const char* name) {
     const char* const text = std::getenv(name);

@@ -30,7 +30,7 @@ std::array<double, 3> three(const Fields& fields, const char* key, std::array<do
 std::optional<int> edge(const Fields& fields, const char* key) {
   if (!fields.has(key))
     return std::nullopt;
-  return static_cast<int>(fields.whole(key, 1, 16384));
+  return static_cast<int>(fields.integer(key, 1, largest_side));
 }
 
 InputSpec read_input(const Json& json) {
@@ -45,9 +45,9 @@ InputSpec read_input(const Json& json) {
         fields.one_of("resample", {"nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"}));
   if (fields.has("dtype"))
     spec.float_pixels = fields.one_of("dtype", {"uint8", "float32"}) == 1;
-  spec.size.height = static_cast<int>(fields.whole("height", 1, 16384));
-  spec.size.width = static_cast<int>(fields.whole("width", 1, 16384));
-  spec.multiple_of = static_cast<int>(fields.whole("multiple_of", 1, 16384, 1));
+  spec.size.height = static_cast<int>(fields.integer("height", 1, largest_side));
+  spec.size.width = static_cast<int>(fields.integer("width", 1, largest_side));
+  spec.multiple_of = static_cast<int>(fields.integer("multiple_of", 1, largest_side, 1));
   for (const auto& [name, side] : {std::pair{"height", spec.size.height}, std::pair{"width", spec.size.width}})
     if (side % spec.multiple_of != 0)
       fields.fail(name, "must be a multiple of " + std::to_string(spec.multiple_of) + "; got " + std::to_string(side));
@@ -66,14 +66,14 @@ InputSpec read_input(const Json& json) {
   spec.dynamic = fields.flag("dynamic", false);
   spec.normalize_in_graph = fields.flag("normalize_in_graph", true);
   if (spec.resize == Resize::shortest_edge) {
-    check(spec.shortest_edge.has_value(), "spec.input.shortest_edge must be an integer from 1 to 16384; got nothing");
+    check(spec.shortest_edge.has_value(), "spec.input.shortest_edge must be an integer from 1 to " + std::to_string(largest_side) + "; got nothing");
     check(!spec.longest_edge || *spec.longest_edge >= *spec.shortest_edge,
           "spec.input.longest_edge must be at least shortest_edge; got " +
               std::to_string(spec.longest_edge.value_or(0)));
   }
   if (spec.resize == Resize::max_size)
     check(spec.max_height && spec.max_width,
-          "spec.input.resize 'max_size' needs max_height and max_width, from 1 to 16384; got nothing");
+          "spec.input.resize 'max_size' needs max_height and max_width, from 1 to " + std::to_string(largest_side) + "; got nothing");
   check(spec.dynamic || spec.one_size(),
         "spec.input.resize 'shortest_edge' and 'max_size' need a graph with symbolic height and width, or 'pad'");
   check(!spec.pad || spec.resize != Resize::stretch,
@@ -98,10 +98,10 @@ DecodeSpec read_decode(const Json& json) {
   spec.activation = static_cast<Activation>(fields.one_of("activation", {"sigmoid", "softmax"}));
   spec.select = static_cast<Select>(fields.one_of("select", {"topk", "query"}));
   spec.in_graph = fields.flag("in_graph", false);
-  spec.num_queries = fields.whole("num_queries", 1, 100000);
-  spec.num_classes = fields.whole("num_classes", 1, 100000);
+  spec.num_queries = fields.integer("num_queries", 1, 100000);
+  spec.num_classes = fields.integer("num_classes", 1, 100000);
   const std::int64_t limit = spec.num_queries * (spec.select == Select::topk ? spec.num_classes : 1);
-  spec.max_detections = fields.whole("max_detections", 1, limit);
+  spec.max_detections = fields.integer("max_detections", 1, limit);
   if (fields.has("nms"))
     spec.nms = static_cast<Nms>(fields.one_of("nms", {"none", "nms", "soft_nms"}));
   spec.nms_in_graph = fields.flag("nms_in_graph", false);
@@ -115,7 +115,7 @@ DecodeSpec read_decode(const Json& json) {
     if (!(value >= 0 && value <= 1))
       fields.fail(name, "must be a number from 0 to 1; got " + std::to_string(value));
   check(spec.in_graph || spec.score_threshold == 0, "spec.decode.score_threshold needs in_graph");
-  spec.mask_stride = static_cast<int>(fields.whole("mask_stride", 0, 64, 0));
+  spec.mask_stride = static_cast<int>(fields.integer("mask_stride", 0, 64, 0));
   return spec;
 }
 
@@ -124,9 +124,9 @@ TextSpec read_text(const Json& json) {
   fields.only({"kind", "max_tokens", "features", "pad_id", "separators", "tokenizer", "tower"});
   TextSpec spec;
   spec.kind = static_cast<TextKind>(fields.one_of("kind", {"tokens", "classes"}));
-  spec.max_tokens = fields.whole("max_tokens", 1, 100000);
-  spec.features = fields.whole("features", 1, 100000);
-  spec.pad_id = fields.whole("pad_id", 0, 10000000, 0);
+  spec.max_tokens = fields.integer("max_tokens", 1, 100000);
+  spec.features = fields.integer("features", 1, 100000);
+  spec.pad_id = fields.integer("pad_id", 0, 10000000, 0);
   if (fields.has("separators")) {
     const Json& value = fields.at("separators");
     const bool ok = value.is_array() && std::all_of(value.begin(), value.end(), [](const Json& v) {

@@ -10,6 +10,7 @@
 #include <dlfcn.h>
 
 #include "detrt/error.hpp"
+#include "detrt/session.hpp"
 
 namespace detrt::tensorrt {
 namespace {
@@ -122,14 +123,8 @@ std::string Logger::taken() {
 }
 
 std::optional<int> device_of(const std::string& device) {
-  if (device == "cpu")
-    return std::nullopt;
-  if (device == "auto" || device == "cuda")
-    return 0;
-  const std::string digits = device.rfind("cuda:", 0) == 0 ? device.substr(5) : "";
-  if (digits.empty() || digits.size() > 3 || digits.find_first_not_of("0123456789") != std::string::npos)
-    throw Error(ErrorKind::usage, "device must be cpu, cuda or cuda:N; got '" + device + "'");
-  return std::stoi(digits);
+  const int number = device_number(device).value_or(0);
+  return number < 0 ? std::nullopt : std::optional(number);
 }
 
 std::string refusal(const BundleFile& file, int device) {

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from detrt.data.images import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from detrt.spec import _ENCODER_KEY, DecodeSpec, InputSpec, ModelSpec, TextSpec
 
 CPP = Path(__file__).resolve().parents[2] / "cpp"
@@ -34,7 +35,7 @@ OWN = {
         ("max_tokens", "features", "separators", "tokenizer", "encoder"), "a file of a prompt, written in Python, has its tensors"
     ),
 }
-_READ = re.compile(r'(?:fields\.(?:at|text|flag|number|whole|one_of)\(|!fields\.has\(|(?:edge|three)\(fields, )"(\w+)"')
+_READ = re.compile(r'(?:fields\.(?:at|text|flag|number|integer|one_of)\(|!fields\.has\(|(?:edge|three)\(fields, )"(\w+)"')
 
 
 def names(part: str) -> set[str]:
@@ -72,3 +73,13 @@ def test_cpp_uses_what_it_reads() -> None:
     assert {"longest_edge", "nms_iou", "mean", "labels", "has_masks", "pad_id"} <= members and len(members) == 42, members
     unused = {name for name in members if not re.search(rf"[.>]{name}\b", USERS)}
     assert unused == set(OWN)
+
+
+def test_each_suffix_of_python_is_read_in_c_or_told():
+    """Files that C++ does not read are counted in a note, as long as it knows that they are images or videos."""
+    source = (CPP / "src/image.cpp").read_text("utf-8")
+    read, told = (
+        set(re.findall(r'"(\.\w+)"', source.partition(f"{name}() {{")[2].partition("};")[0]))
+        for name in ("image_suffixes", "other_suffixes")
+    )
+    assert read and not read & told and read | told == IMAGE_SUFFIXES | VIDEO_SUFFIXES

@@ -73,6 +73,11 @@ using Layouts = std::map<std::string, std::pair<DType, std::vector<std::int64_t>
 void check_feeds(const std::vector<TensorInfo>& inputs, const Layouts& feeds);
 Layouts layouts_of(const Tensors& feeds);
 
+// -1 for "cpu", the number of a GPU for "cuda" and "cuda:N", nothing for "auto". Throws Error (usage) for anything else.
+std::optional<int> device_number(const std::string& device);
+// Whether the options have choices for TensorRT, which is then said in `why`.
+bool has_tensorrt_choices(const SessionOptions& options, std::string& why);
+
 // A backend. Each is one row in src/backends.cpp, selected when libdetrt is built.
 struct Backend {
   const char* name;  // "libtorch", "tensorrt"

@@ -12,6 +12,7 @@
 namespace detrt {
 
 constexpr int schema = 1;
+constexpr int largest_side = 16384; // pixels of an input
 
 struct Size {
   int height = 0;
