@@ -19,6 +19,7 @@ from detrt import graph
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.tensorrt import EngineConfig, build_engine
 from detrt.backends.tensorrt.building import check_capability, check_engine
+from detrt.backends.tensorrt.kernels import WIDENING
 from detrt.bundle import Bundle, EngineFacts
 from detrt.errors import EngineError, GateError, GraphError, ImageError
 from detrt.evaluation.parity import verify
@@ -324,17 +325,41 @@ def test_scales_are_one_a_channel_and_clip_nothing():
     assert (np.abs(weight) / scales.astype(np.float64) <= 127).all()
 
 
-def test_fp8_weights_get_the_scale_that_rounds_them_best():
+def test_fp8_weights_get_the_one_scale_that_rounds_them_best():
     weight = np.random.default_rng(5).normal(size=(32, 64)).astype(np.float32)
-    found = weight_scales(weight, 0, Precision.FP8).astype(np.float32)
-    least = np.abs(weight).max(1) / 448
+    found = weight_scales(weight, 0, Precision.FP8)
+    least = np.abs(weight).max() / 448
 
-    def error(scales):
-        return ((round_to_precision(weight / scales[:, None], Precision.FP8) * scales[:, None] - weight) ** 2).sum(1)
+    def error(scale):
+        return ((round_to_precision(weight / scale, Precision.FP8) * scale - weight) ** 2).sum()
 
-    assert (found >= least).all() and (found < 2.01 * least).all()  # nothing is clipped
-    assert (error(found) <= error(weight_scales(weight, 0, Precision.INT8).astype(np.float32) * 127 / 448) * 1.01).all()
-    assert error(found).sum() < 0.9 * error(least).sum()
+    assert found.shape == () and found.dtype == np.float16
+    assert least <= found < 2.01 * least  # nothing is clipped
+    candidates = [error(least * 2 ** (step / 8)) for step in range(8)]
+    assert error(np.float32(found)) <= 1.01 * min(candidates) < 0.95 * candidates[0]
+    weight[0] /= 256  # a small channel is rounded as well as the others
+    scale = np.float32(weight_scales(weight, 0, Precision.FP8))
+    rounded = round_to_precision(weight / scale, Precision.FP8) * scale
+    assert np.linalg.norm(rounded[0] - weight[0]) < 0.04 * np.linalg.norm(weight[0])
+
+
+@rtx
+def test_tensorrt_rtx_scales_fp8_products_in_fp32(tmp_path):
+    """With scales of channels it writes the sums of the FP8 values, up to 448 * 448 * inputs, in FP16, and scales them afterwards."""
+    config = PrecisionConfig("fp8", calibration="x", quantize_fraction=1.0, min_fraction=0.0)
+    model, report = apply_precision(pixel_model(), SPEC, config, images())
+    graph.save(graph.with_spec(model, SPEC), tmp_path / "m.onnx")
+    engine = tmp_path / "m.engine"
+    built = build_engine(tmp_path / "m.onnx", engine, EngineConfig(sms=(89,)))
+    assert built.facts.kernels["gemm"] >= report.quantized > 1 and built.facts.kernels[WIDENING] == 0
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    scaled = {node.output[0]: constants[node.input[1]] for node in model.graph.node if node.op_type == "DequantizeLinear"}
+    products = [
+        np.float32(scaled[node.input[0]]) * np.float32(scaled[node.input[1]])
+        for node in model.graph.node
+        if node.op_type == "MatMul" and set(node.input) <= set(scaled)
+    ]
+    assert products and all(one.tobytes() in engine.read_bytes() for one in products)
 
 
 @pytest.mark.parametrize("method", ("entropy", "percentile", "mse", "minmax"))

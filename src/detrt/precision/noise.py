@@ -109,7 +109,7 @@ def _layer(view: GraphView, node: onnx.NodeProto, low: Precision) -> _Layer:
         weight = weight.reshape(len(weight), -1)
     elif not attribute(node, "transB", 0):
         weight = weight.T
-    scale = weight_scales(weight, 0, low).astype(np.float32)[:, None]
+    scale = weight_scales(weight, 0, low).astype(np.float32).reshape(-1, 1)
     return _Layer(node, weight, round_to_precision(weight / scale, low) * scale, kernel, np.zeros((6, len(weight))))
 
 

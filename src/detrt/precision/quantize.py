@@ -1,7 +1,7 @@
 """Explicit Q/DQ pairs for INT8 and FP8, placed for detection transformers.
 
-Symmetric, zero point 0; activations are quantized per tensor, weights per channel. Scales are FP16, like the rest of the graph:
-FP32 scales would make every DequantizeLinear and its readers FP32.
+Symmetric, zero point 0; activations and FP8 weights are quantized per tensor, INT8 weights per channel. Scales are FP16, like the
+rest of the graph: FP32 scales would make every DequantizeLinear and its readers FP32.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHANNELS_TOGETHER = 32
 # Smallest fraction of the MACs of a group of INT8 layers. It leaves the decoders of detectors with a ResNet or HGNetV2 in FP16.
 MIN_STAGE = 0.02
 PASSED = ELEMENTWISE | MOVEMENT | {"Erf", "Gelu", "HardSigmoid"}  # on the way from a layer to those that read its result
-SCALE_CANDIDATES = 8  # per channel of FP8 weights
+SCALE_CANDIDATES = 8  # of FP8 weights
 # Smallest normal number of FP16.
 MIN_SCALE = 2.0**-14
 
@@ -299,20 +299,22 @@ def _consumers(view: GraphView, rules: Rules, start: int) -> set[str]:
 
 
 def weight_scales(weight: NDArray[np.float32], axis: int, low: Precision) -> NDArray[np.float16]:
-    """One FP16 scale for each channel along `axis`, rounded up so that no weight is clipped.
+    """FP16 scales of INT8, one for each channel along `axis`, or the one of FP8, (); rounded up so that no weight is clipped.
 
-    For FP8, whose steps double with every power of two, the scale within a factor of two with the smallest rounding error.
+    The steps of FP8 double with every power of two: small channels need no scale of their own, and the one scale is that within a
+    factor of two with the smallest rounding error. TensorRT-RTX 1.6.1 and 1.7.1 multiply by one scale in FP32 inside a matmul. With
+    scales of channels they store its sums of FP8 values in FP16, which ends at 65504, or a convolution's in FP32, and scale those.
     """
-    other = tuple(i for i in range(weight.ndim) if i != axis)
+    other = tuple(i for i in range(weight.ndim) if i != axis or low == Precision.FP8)
     best = _round_up(np.maximum(np.abs(weight).max(other) / low.max_value, MIN_SCALE))
     if low == Precision.INT8:
         return best
-    shape = [-1 if i == axis else 1 for i in range(weight.ndim)]
-    errors = np.full(best.shape, np.inf)
+    error = np.inf
     for scale in [_round_up(best.astype(np.float64) * 2.0 ** (step / SCALE_CANDIDATES)) for step in range(SCALE_CANDIDATES)]:
-        divisors = scale.astype(np.float32).reshape(shape)
-        result = ((round_to_precision(weight / divisors, low) * divisors - weight) ** 2).sum(other)
-        best, errors = np.where(result < errors, scale, best), np.minimum(result, errors)
+        divisor = np.float32(scale)
+        found = float(((round_to_precision(weight / divisor, low) * divisor - weight) ** 2).sum())
+        if found < error:
+            best, error = scale, found
     return best
 
 
@@ -468,8 +470,7 @@ def _weight_pair(
     kind: np.dtype,
 ) -> onnx.NodeProto:
     scale = weight_scales(weight, axis, low).astype(kind)
-    shape = [-1 if i == axis else 1 for i in range(weight.ndim)]
-    scaled = weight / scale.astype(np.float32).reshape(shape)
+    scaled = weight / scale.astype(np.float32).reshape([-1 if i == axis else 1 for i in range(weight.ndim)])
     if low == Precision.INT8:
         raw = round_to_precision(scaled, low).astype(np.int8).tobytes()
     else:
@@ -477,8 +478,9 @@ def _weight_pair(
     names = (f"{target}/q", f"{target}/scale", f"{target}/zero")
     graph.initializer.append(helper.make_tensor(names[0], ELEMENT_TYPE[low], weight.shape, raw, raw=True))
     graph.initializer.append(numpy_helper.from_array(scale, names[1]))
-    graph.initializer.append(helper.make_tensor(names[2], ELEMENT_TYPE[low], [len(scale)], bytes(len(scale)), raw=True))
-    return helper.make_node("DequantizeLinear", list(names), [target], name=f"{layer}/Weight", axis=axis)
+    graph.initializer.append(helper.make_tensor(names[2], ELEMENT_TYPE[low], scale.shape, bytes(scale.size), raw=True))
+    channels = {"axis": axis} if scale.ndim else {}
+    return helper.make_node("DequantizeLinear", list(names), [target], name=f"{layer}/Weight", **channels)
 
 
 def fp8_bits(values: NDArray) -> NDArray[np.uint8]:
