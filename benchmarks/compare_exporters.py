@@ -14,7 +14,6 @@ Needs, beside detrt's extras: torchvision, nvidia-modelopt, onnx-graphsurgeon, p
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.machinery
 import json
@@ -31,6 +30,7 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 import numpy as np
+from program import at_least, make_parser, run, stop
 
 # What authors' packages import beside what exporting needs.
 LEFT_OUT = {
@@ -574,24 +574,32 @@ def feeds_of(reference, size):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("step", choices=("export", "build", "time", "build-one"))
     parser.add_argument("out", type=Path)
     parser.add_argument("rest", nargs="*")
     parser.add_argument("--authors", type=Path, default=Path("authors"))
-    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--batch", type=at_least(1), default=1)
     parser.add_argument("--only", nargs="+", default=("detrt", "authors", "transformers"), help="exporters to time")
     parser.add_argument("--missing", action="store_true", help="build only engines that are not there")
-    parser.add_argument("--slots", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--slots", type=at_least(1), default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     out = arguments.out
+    if arguments.step in ("time", "build-one") and len(arguments.rest) != 1:
+        parser.error(f"{arguments.step} needs OUT and {'ROWS.jsonl' if arguments.step == 'time' else 'an exporter'}")
     if arguments.step == "export":
+        if not arguments.authors.is_dir():
+            parser.error(f"--authors: there is no folder '{arguments.authors}'")
+        if unknown := [name for name in arguments.rest if name not in MODELS]:
+            parser.error(f"there is no model {', '.join(unknown)}; there are {', '.join(MODELS)}")
         if len(arguments.rest) == 1:
             with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
                 export(arguments.rest[0], arguments.authors, out / arguments.rest[0], pool)
             return
         jobs = [("export", str(out), name, "--authors", str(arguments.authors)) for name in arguments.rest or MODELS]
     elif arguments.step == "build":
+        if not any(out.glob("*/reference.npz")):
+            stop(f"'{out}' has no exported model; run the step export first")
         jobs = [
             ("build-one", str(folder), exporter, "--batch", str(arguments.batch))
             for folder in sorted(path for path in out.iterdir() if (path / "reference.npz").is_file())
@@ -603,8 +611,11 @@ def main():
         build_one(out, arguments.rest[0], arguments.batch)
         return
     else:
+        engines = sorted(out.glob("*/*.engine"))
+        if not engines:
+            stop(f"'{out}' has no engine; run the step build first")
         with open(arguments.rest[0], "a") as rows:
-            for engine in sorted(out.glob("*/*.engine")):
+            for engine in engines:
                 folder = engine.parent
                 if engine.stem.partition("-")[0] not in arguments.only:
                     continue
@@ -630,4 +641,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

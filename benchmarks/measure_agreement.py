@@ -11,11 +11,13 @@ below spread, ranks mean nothing.
 from __future__ import annotations
 
 import json
-import sys
 
 import torch
 from agreement import matched, relative, run_forced
-from measure_inductor import SIZES
+from measure_inductor import RECENT, SIZES
+from program import make_parser, run
+
+from detrt.errors import one_line
 
 
 def measure(name: str, precision: str, size: str | None, device: str) -> dict:
@@ -48,20 +50,26 @@ def measure(name: str, precision: str, size: str | None, device: str) -> dict:
 
 
 def main() -> int:
-    out, precision, *names = sys.argv[1:]
+    parser = make_parser(__doc__)
+    parser.add_argument("out", metavar="OUT.jsonl", help="rows are appended to it")
+    parser.add_argument("precision", choices=("fp16", "bf16"))
+    parser.add_argument(
+        "models", nargs="+", choices=[*SIZES, *RECENT], metavar="MODEL", help=f"of {', '.join([*SIZES, *RECENT])}"
+    )
+    given = parser.parse_args()
     torch.set_grad_enabled(False)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    for name in names:
+    for name in given.models:
         try:
-            row = measure(name, precision, SIZES.get(name), device)
+            row = measure(name, given.precision, (SIZES | RECENT)[name], device)
         except Exception as error:
-            row = {"model": name, "error": f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"}
-        with open(out, "a") as file:
+            row = {"model": name, "error": f"{type(error).__name__}: {one_line(error, 400)}"}
+        with open(given.out, "a") as file:
             file.write(json.dumps(row) + "\n")
         print(json.dumps(row), flush=True)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -29,6 +29,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
+from program import make_parser, run, stop
 
 from detrt.backends.open import open_session
 from detrt.bench.measure import drawn_images
@@ -50,8 +51,9 @@ WANTED = os.environ.get("DETRT_COLUMNS", ",".join(COLUMNS)).split(",")
 INT8 = ("--precision", "int8", "--calibration-images", "1", "--quantize-fraction", "1", "--min-fraction", "0")
 
 
-def prepare(folder: Path, models: dict[str, str]) -> None:
-    """Build the bundles of each model that are not there; without columns of INT8 those of FP32."""
+def prepare(folder: Path, models: dict[str, str]) -> int:
+    """Build the bundles of each model that are not there; without columns of INT8 those of FP32. Returns the exit code."""
+    failed = 0
     scenes = folder / "scenes"
     scenes.mkdir(parents=True, exist_ok=True)
     Image.fromarray(drawn_images((640, 640), 1)[0]).save(scenes / "0.png")
@@ -69,11 +71,14 @@ def prepare(folder: Path, models: dict[str, str]) -> None:
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
                 say(f"  failed ({done.returncode}): {done.stderr.strip().splitlines()[-1:]}")
+                failed = 2
                 break
+    return failed
 
 
-def measure(folder: Path, names: list[str]) -> None:
-    """Measure what has no row yet, each model in a process of its own."""
+def measure(folder: Path, names: list[str]) -> int:
+    """Measure what has no row yet, each model in a process of its own. Returns the exit code."""
+    failed = 0
     there = {
         one["name"]
         for one in rows_of(folder)
@@ -90,10 +95,12 @@ def measure(folder: Path, names: list[str]) -> None:
         done = subprocess.run((sys.executable, __file__, "row", str(folder), name), stdout=subprocess.PIPE, text=True)
         if done.returncode:
             say(f"  failed ({done.returncode})")
+            failed = 2
             continue
         with (folder / "rows.jsonl").open("a") as file:
             file.write(done.stdout.splitlines()[-1] + "\n")
         say(f"  {time.monotonic() - started:.0f} s")
+    return failed
 
 
 def row(folder: Path, name: str) -> dict:
@@ -210,17 +217,30 @@ def say(text: str) -> None:
     print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)
 
 
-def main(arguments: list[str]) -> None:
-    step, folder, names = arguments[0], Path(arguments[1]), arguments[2:]
+def main() -> int:
+    parser = make_parser(__doc__)
+    parser.add_argument("step", choices=("prepare", "measure", "row", "table"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a family, or in the step prepare NAME=CHECKPOINT")
+    given = parser.parse_args()
+    step, folder, names = given.step, given.folder, given.names
     if step == "prepare":
         named = dict(one.split("=", 1) if "=" in one else (one, f"random:{one}") for one in names)
-        prepare(folder, named or {name: f"random:{name}" for name in all_families()})
-    elif step == "measure":
-        measure(folder, names)
-    elif step == "row":
-        print(json.dumps(row(folder, names[0])))
-    else:
+        return prepare(folder, named or {name: f"random:{name}" for name in all_families()})
+    if step == "table":
+        if not rows_of(folder):
+            stop(f"'{folder}' has no rows.jsonl with rows; measure first")
         print(table(folder))
+        return 0
+    missing = [name for name in names or ["*"] if not any(folder.glob(f"{name}/fp32/detrt.json"))]
+    if missing or (step == "row" and len(names) != 1):
+        stop(
+            f"'{folder}' has no bundle {', '.join(missing)}/fp32; prepare it first" if missing else "the step row is for one NAME"
+        )
+    if step == "measure":
+        return measure(folder, names)
+    print(json.dumps(row(folder, names[0])))
+    return 0
 
 
 def all_families() -> list[str]:
@@ -232,4 +252,4 @@ def all_families() -> list[str]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run(main)

@@ -8,7 +8,6 @@ list must give the detections of the first one.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import platform
@@ -16,9 +15,14 @@ import sys
 import time
 from pathlib import Path
 
+from program import at_least, make_parser, run
+
+from detrt.backends.search import SessionOptions
 from detrt.data.images import expand_inputs, load_image
+from detrt.detector import DetectorOptions
 from detrt.jobs.pool import DevicePool
 from detrt.jobs.run import ImageResult
+from detrt.models.load_options import LoadOptions
 from detrt.system import parse_devices, usable_cores
 
 
@@ -28,13 +32,13 @@ def alike(one: list, other: list) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("model")
     parser.add_argument("folder")
     parser.add_argument("--devices", action="append", required=True)
-    parser.add_argument("--images", type=int, default=4096)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--images", type=at_least(1), default=4096)
+    parser.add_argument("--batch", type=at_least(1), default=32)
+    parser.add_argument("--threads", type=at_least(1))
     parser.add_argument("--trust-remote-code", action="store_true")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -50,15 +54,17 @@ def main() -> None:
     for text in given.devices:
         devices = parse_devices(text)
         started = time.perf_counter()
-        session = {"trust_remote_code": given.trust_remote_code, "threads": given.threads}
-        with DevicePool(given.model, devices, session=session, detector={"threshold": 0.4, "batch_size": given.batch}) as pool:
+        load = LoadOptions(trust_remote_code=given.trust_remote_code)
+        session = SessionOptions(threads=given.threads, load=load)
+        detector = DetectorOptions(threshold=0.4, batch_size=given.batch)
+        with DevicePool(given.model, devices, session=session, detector=detector) as pool:
             opened = time.perf_counter() - started
             # Enough that every worker runs two of its tasks, which chooses kernels and fills caches.
             list(pool.detect_inputs(inputs[: 4 * pool.task_size * len(devices)]))
             started = time.perf_counter()
             found = list(pool.detect_inputs(inputs))
             seconds = time.perf_counter() - started
-            backend, replaced = pool.backend, pool.replaced
+            backend, replaced = pool.info.name, pool.replaced
         labels = [item.record.detections.labels if isinstance(item, ImageResult) else None for item in found]
         first = first or labels
         row = {
@@ -78,4 +84,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -9,13 +9,13 @@ Bundles and scenes stay in the folder, and are taken from it when they are there
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+from program import at_least, file, make_parser, run
 
 from detrt.backends.base import Session
 from detrt.data.matching import gate_for, match
@@ -75,10 +75,10 @@ def detections_in_cpp(program: str, bundle: Path, backend: str, paths: list[Path
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--scenes", type=int, default=300)
-    parser.add_argument("--detrt-run", help="the C++ program, built with PyTorch")
+    parser.add_argument("--scenes", type=at_least(1), default=300)
+    parser.add_argument("--detrt-run", type=file, help="the C++ program, built with PyTorch")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     for name, count, seed in (("scenes", args.scenes, 10_000), ("calibration", 64, 20_000)):
@@ -121,4 +121,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

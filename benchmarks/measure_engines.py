@@ -19,7 +19,6 @@ time opens each engine alone, on the GPU of CUDA_VISIBLE_DEVICES: milliseconds o
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -34,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from program import at_least, folder, make_parser, run, stop
 
 from detrt.bench.measure import time_call
 from detrt.bundle import MANIFEST
@@ -191,8 +191,11 @@ def _quartiles(samples: list[float]) -> list[float]:
     return [round(value, 3) for value in statistics.quantiles(samples, n=4)]
 
 
+READ = {"strip": ("bundles",), "restore": ("small",), "build": ("bundles",), "time": ("engines",)}  # folders that are there
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, places in {
         "strip": ("bundles", "small"),
@@ -202,14 +205,14 @@ def main() -> None:
     }.items():
         command = commands.add_parser(name)
         for place in places:
-            command.add_argument(place, type=Path)
+            command.add_argument(place, type=folder if place in READ[name] else Path)
         if name == "strip":
             command.add_argument("--whole", nargs="*", default=[])
         elif name == "build":
             command.add_argument("jobs", nargs="+")
-            command.add_argument("--slots", type=int, default=8)
-            command.add_argument("--seconds", type=float, default=3600)
-            command.add_argument("--gpus", type=int, default=1)
+            command.add_argument("--slots", type=at_least(1), default=8)
+            command.add_argument("--seconds", type=at_least(1.0), default=3600)
+            command.add_argument("--gpus", type=at_least(1), default=1)
         elif name == "time":
             command.add_argument("names", nargs="*")
     given = parser.parse_args()
@@ -221,6 +224,8 @@ def main() -> None:
         build(given.bundles, given.engines, given.jobs, given.slots, given.seconds, given.gpus)
     else:
         names = given.names or sorted({path.parent.name for path in given.engines.glob("*/model*.engine")})
+        if not any((given.engines / name).glob("model*.engine") for name in names):
+            stop(f"'{given.engines}' has no engine of {' '.join(given.names) or 'any name'}; build some first")
         for name in names:
             for engine in sorted((given.engines / name).glob("model*.engine")):
                 try:
@@ -234,4 +239,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import io
 import json
 import statistics
-import sys
 import tempfile
 import timeit
 from collections import deque
@@ -22,6 +21,7 @@ from unittest import mock
 
 import torch
 from PIL import Image
+from program import at_least, make_parser, run
 
 from detrt.backends.base import FakeSession
 from detrt.backends.gpu import runner
@@ -103,7 +103,10 @@ def _time(step: Any, number: int = 1) -> float:
     return statistics.median(timeit.repeat(step, number=number, repeat=15)) / number * 1e6
 
 
-def main(batches: list[int]) -> None:
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("batches", nargs="*", type=at_least(1), default=[1, 8], metavar="BATCH")
+    given = parser.parse_args()
     file = io.BytesIO()
     Image.effect_noise((SIDE, SIDE), 50).convert("RGB").save(file, "JPEG", quality=95, comment=bytes(60_000))
     with tempfile.TemporaryDirectory() as name, mock.patch.object(runner, "resize_batch", lambda *_: None):
@@ -111,10 +114,10 @@ def main(batches: list[int]) -> None:
         folder.mkdir()
         for index in range(FILES):
             (folder / f"{index}.jpg").write_bytes(file.getvalue())
-        for batch in batches:
+        for batch in given.batches:
             rounded = {part: round(value, 1) for part, value in measure(batch, folder).items()}
             print(json.dumps({"batch": batch, "microseconds": rounded}), flush=True)
 
 
 if __name__ == "__main__":
-    main([int(batch) for batch in sys.argv[1:]] or [1, 8])
+    run(main)

@@ -11,7 +11,6 @@ median of 100 calls and of three streams. "stages" are those of `detrt bench --p
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import statistics
@@ -19,6 +18,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from program import at_least, make_parser, run
 
 from detrt.backends.base import Session
 from detrt.backends.open import open_session
@@ -31,12 +32,13 @@ from detrt.system import IMAGE_DECODERS
 PHOTOGRAPH, CALLS, STREAM = (480, 640), 100, 400
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main() -> int:
+    parser = make_parser(__doc__)
     parser.add_argument("bundles", nargs="+")
     parser.add_argument("--backends", default="tensorrt,inductor")
-    parser.add_argument("--threads", type=int, help="of a backend on the CPU")
+    parser.add_argument("--threads", type=at_least(1), help="of a backend on the CPU")
     given = parser.parse_args()
+    measured = 0
     for folder in given.bundles:
         for backend in given.backends.split(","):
             try:
@@ -46,6 +48,8 @@ def main() -> None:
                 continue
             with session:
                 print(json.dumps({"bundle": Path(folder).name, **measure(session)}), flush=True)
+            measured += 1
+    return 0 if measured else 2
 
 
 def measure(session: Session) -> dict[str, Any]:
@@ -90,4 +94,4 @@ def _seconds(step: Callable[[], None]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -36,6 +36,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from program import at_least, make_parser, require_gpu, run
+
 # What takes longest to compile first, so that no core waits at the end.
 SIZES = {
     "co_dino-swin-l": "768x1152", "grounding_dino": "800x1200", "omdet_turbo": "640x640", "deimv2": "640x640",
@@ -90,7 +92,7 @@ LISTS["table"] = [
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("out", type=Path, help="rows are appended to it, one JSON object a line")
     parser.add_argument("jobs", nargs="*", help="jobs by name, beside those of the options")
     parser.add_argument("--list", action="append", default=[], choices=LISTS, help="a list of jobs")
@@ -100,9 +102,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batches", type=_split, default=["1"])
     parser.add_argument("--baseline", type=Path, help="another checkout of detrt; adds the kind base to each of ours")
     parser.add_argument("--graphs", type=Path, help="folder of compare_exporters.py, for the kinds rtx-... and ort-...")
-    parser.add_argument("--seconds", type=float, default=1500, help="what is not ready by then gets a row that says so")
+    parser.add_argument("--seconds", type=at_least(1.0), default=1500, help="what is not ready by then gets a row that says so")
     parser.add_argument(
-        "--parallel", type=int, default=0, help=f"processes; default: one a core, and at most {PER_GPU} ready ones a GPU"
+        "--parallel", type=at_least(0), default=0, help=f"processes; default: one a core, and at most {PER_GPU} ready ones a GPU"
     )
     parser.add_argument("--alone", action="store_true", help="one process at a time, with all cores")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -140,6 +142,8 @@ def main() -> int:
     ):
         os.environ.setdefault(name, value)
     os.environ["MEASURED_DEVICE"] = given.device
+    if given.device == "cuda":
+        require_gpu()
     if given.graphs:
         os.environ["MEASURED_GRAPHS"] = str(given.graphs.resolve())
     print(f"{len(given.jobs)} jobs in groups of {len({_group(job) for job in given.jobs})}", flush=True)
@@ -311,4 +315,4 @@ def short(row: dict) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
+from program import file, folder, make_parser, run
 
 from detrt.backends.base import BaseSession, SessionInfo
 from detrt.backends.onnxruntime.session import OnnxSession
@@ -74,15 +74,24 @@ def multiply_adds(op) -> int:
     return 0
 
 
-def main(arguments: list[str]) -> None:
-    bundle = Bundle.open(Path(arguments[0]))
-    truth, images = Path(arguments[1]), Path(arguments[2])
-    plain = OnnxSession(Path(arguments[0]) / "model.onnx", bundle.spec)
+def _model(text: str) -> tuple[str, Path]:
+    name, _, path = text.partition("=")
+    return name, file(path)
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("bundle", type=folder, metavar="BUNDLE")
+    parser.add_argument("truth", type=file, metavar="GROUND_TRUTH.json")
+    parser.add_argument("images", type=folder, metavar="IMAGES")
+    parser.add_argument("models", nargs="+", type=_model, metavar="NAME=MODEL")
+    given = parser.parse_args()
+    bundle = Bundle.open(given.bundle)
+    plain = OnnxSession(given.bundle / "model.onnx", bundle.spec)
     feeds = preprocess(drawn_images(bundle.spec.input.size_hw, 1), bundle.spec).feeds
     sessions = {}
-    for argument in arguments[3:]:
-        name, _, path = argument.partition("=")
-        sessions[name] = OnnxSession(path, bundle.spec) if path.endswith(".onnx") else AnyModel(Path(path), plain)
+    for name, path in given.models:
+        sessions[name] = OnnxSession(path, bundle.spec) if path.suffix == ".onnx" else AnyModel(path, plain)
     wall, cpu, load = {n: [] for n in sessions}, {n: [] for n in sessions}, os.getloadavg()[0]
     for _ in range(REPEATS + 1):
         for name, session in sessions.items():
@@ -90,21 +99,20 @@ def main(arguments: list[str]) -> None:
             session.run(feeds)
             wall[name].append((time.perf_counter() - start) * 1e3)
             cpu[name].append((time.process_time() - work) * 1e3)
-    for argument in arguments[3:]:
-        name, _, path = argument.partition("=")
+    for name, path in given.models:
         row = {"model": name, "wall_ms": round(float(np.median(wall[name][1:])), 1)}
         row |= {
             "cpu_ms": round(float(np.median(cpu[name][1:])), 1),
             "min_ms": round(min(wall[name][1:]), 1),
             "load": round(load, 1),
         }
-        if path.endswith(".xml"):
-            row |= integer_share(Path(path), feeds)
+        if path.suffix == ".xml":
+            row |= integer_share(path, feeds)
         if os.environ.get("DETRT_AP", "1") == "1":
-            metrics = evaluate_coco(sessions[name], truth, images, batch_size=1).metrics
+            metrics = evaluate_coco(sessions[name], given.truth, given.images, batch_size=1).metrics
             row |= {"AP": round(metrics["AP"], 4), "AP50": round(metrics["AP50"], 4)}
         print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run(main)

@@ -11,11 +11,12 @@ of FP16 and FP8 for each product, with that step and without it: the least that 
 from __future__ import annotations
 
 import json
-import statistics
-import sys
 from collections.abc import Callable
 
 import torch
+from program import graph_microseconds, make_parser, require_gpu, run
+
+from detrt.errors import one_line
 
 # model -> (rows, in, out, how many of them in one run at batch 1)
 PRODUCTS = {
@@ -57,27 +58,6 @@ def quantised(dtype) -> Callable:
     return step
 
 
-def timed(call: Callable, sets: list) -> float:
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for given in sets:
-            call(*given)
-    torch.cuda.synchronize()
-    graph, kept = torch.cuda.CUDAGraph(), []
-    with torch.cuda.graph(graph):
-        for index in range(CALLS):
-            kept.append(call(*sets[index % len(sets)]))
-    samples = []
-    for _ in range(REPLAYS):
-        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        a.record()
-        graph.replay()
-        b.record()
-        b.synchronize()
-        samples.append(a.elapsed_time(b) * 1000 / CALLS)
-    return statistics.median(samples)
-
-
 def measure(rows: int, width: int, out: int, quantise: dict) -> dict:
     generator = torch.Generator("cuda").manual_seed(0)
     weight = torch.randn(out, width, generator=generator, device="cuda") / width**0.5
@@ -92,9 +72,9 @@ def measure(rows: int, width: int, out: int, quantise: dict) -> dict:
         try:
             got = call(*sets[0])
             found[key + " error"] = float((got.double() - want).norm() / want.norm())
-            found[key] = round(timed(call, sets), 2)
+            found[key] = round(graph_microseconds(call, sets, CALLS, REPLAYS), 2)
         except Exception as error:
-            found[key] = " ".join(str(error).split())[:160]
+            found[key] = one_line(error, 160)
 
     compared("fp16", lambda x: torch.addmm(bias, x, half.t()), [(x,) for x in inputs])
     peak = 4.5  # of normal numbers: a calibrated scale cuts off next to nothing
@@ -125,13 +105,18 @@ def measure(rows: int, width: int, out: int, quantise: dict) -> dict:
 
 
 def main() -> int:
+    parser = make_parser(__doc__)
+    parser.add_argument("out", metavar="OUT.json")
+    parser.add_argument("models", nargs="*", choices=PRODUCTS, default=list(PRODUCTS), metavar="MODEL")
+    given = parser.parse_args()
+    require_gpu()
     torch.set_grad_enabled(False)
     quantise: dict = {dtype: torch.compile(quantised(dtype), dynamic=True) for dtype in (FP8, torch.int8)}
     quantise["back"] = torch.compile(lambda y, scale, bias: (y.float() * scale + bias).half(), dynamic=True)
     known: dict[tuple, dict] = {}
     report: dict = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "models": {}}
     keys = ("fp16", "fp8 tensor ready", "fp8 tensor whole", "fp8 row ready", "int8 ready", "int8 whole")
-    for model in sys.argv[2:] or PRODUCTS:
+    for model in given.models:
         products = PRODUCTS[model]
         sums = dict.fromkeys((*keys, "fp8 best ready", "fp8 best whole"), 0.0)
         for rows, width, out, count in products:
@@ -146,7 +131,7 @@ def main() -> int:
                 sums[f"fp8 best {step}"] += count * min(row["fp16"], value if isinstance(value, float) else row["fp16"])
         report["models"][model] = {key: round(value / 1000, 3) for key, value in sums.items()}
         report["products"] = list(known.values())
-        with open(sys.argv[1], "w") as file:
+        with open(given.out, "w") as file:
             json.dump(report, file, indent=1)
         print(model, "ms:", report["models"][model], flush=True)
     for row in known.values():
@@ -155,4 +140,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

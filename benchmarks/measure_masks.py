@@ -8,12 +8,12 @@ radii are a twenty-seventh of the map, half to one and a half times, so that the
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable
 
 import numpy as np
+from program import make_parser, run
 
 from detrt.tasks.masks import encode_masks
 
@@ -54,19 +54,22 @@ def measure(side: int) -> dict[str, float]:
     }
 
 
+def model_ms(model: str) -> float:
+    from detrt import open_session
+
+    with open_session(model) as session:
+        height, width = session.spec.input.size_hw
+        feeds = {"pixel_values": np.zeros((1, 3, height, width), session.spec.input.dtype)}
+        return median_ms(lambda: session.run(feeds))
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = make_parser(__doc__)
     parser.add_argument("model", nargs="?")
     parser.add_argument("--json")
     given = parser.parse_args()
-    rows: list[dict[str, object]] = [dict(measure(side)) for side in (78, 108, 192)]
-    if given.model:
-        from detrt import open_session
-
-        with open_session(given.model) as session:
-            height, width = session.spec.input.size_hw
-            feeds = {"pixel_values": np.zeros((1, 3, height, width), session.spec.input.dtype)}
-            rows.append({"model": given.model, "model_ms": median_ms(lambda: session.run(feeds))})
+    found = [] if given.model is None else [{"model": given.model, "model_ms": model_ms(given.model)}]
+    rows: list[dict[str, object]] = [*(dict(measure(side)) for side in (78, 108, 192)), *found]
     for row in rows:
         print(row)
     if given.json:
@@ -75,4 +78,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

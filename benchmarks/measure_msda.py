@@ -9,25 +9,29 @@ before anything is timed. `--tune` times every tile for the three shapes.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import multiprocessing
 import platform
-import statistics
 import sys
 import time
 import traceback
 from pathlib import Path
 
 import torch
-import triton
-from plain_kernel import plain_msda
+from program import graph_microseconds, make_parser, require_gpu, run, stop
 
 from detrt.models.ops import ms_deform_attn
 from detrt.models.ops import msda as portable
-from detrt.models.ops.msda_launch import launch_msda
 from detrt.models.ops.msda_tiles import Tile, choose
+
+try:
+    import triton
+    from plain_kernel import plain_msda
+
+    from detrt.models.ops.msda_launch import launch_msda
+except ModuleNotFoundError:  # --help says what it is without a GPU
+    triton = None
 
 ENCODER = ((100, 167), (50, 84), (25, 42), (13, 21))  # 22 223 tokens: an image of 800 x 1333
 CASES = {
@@ -93,30 +97,7 @@ def inputs(name: str, where: str, dtype, device: str, seed: int = 0):
 
 
 def timed(call, sets, calls: int = CALLS, replays: int = 60) -> float:
-    """Median microseconds of one call, as GPU work alone."""
-    for given in sets:
-        call(*given)
-    torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        call(*sets[0])
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    kept = []
-    with torch.cuda.graph(graph):
-        for index in range(calls):
-            kept.append(call(*sets[index % len(sets)]))
-    for _ in range(5):
-        graph.replay()
-    times = []
-    for _ in range(replays):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1000 / calls)
-    return statistics.median(times)
+    return graph_microseconds(call, sets, calls, replays)
 
 
 def error(found, given) -> float:
@@ -220,11 +201,14 @@ def _unfused(value, shapes, references, offsets, logits, points):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--out", type=Path, default=Path("msda.json"))
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--no-compile", action="store_true", help="leave the compiled GridSample out")
     args = parser.parse_args()
+    require_gpu()
+    if triton is None:
+        stop("needs the package triton")
     torch.backends.cuda.matmul.allow_tf32 = False
     results: dict = {
         "gpu": torch.cuda.get_device_name(),
@@ -254,4 +238,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -14,7 +14,6 @@ import functools
 import importlib.util
 import json
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -22,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from onnx_on_torch import TorchGraph
+from program import folder, make_parser, run
 
 from detrt import graph
 from detrt.backends.compare import relative_error
@@ -31,7 +31,6 @@ from detrt.export import ExportConfig, export_onnx
 from detrt.models.load import load_source
 from detrt.precision import PrecisionConfig, noise
 from detrt.precision import calibrate as histograms
-from detrt.precision import calibrate as ranges
 from detrt.precision.apply import apply_precision, calibrate
 from detrt.precision.calibrate import PromptedImages, image_feeds
 from detrt.precision.stage import text_feeds
@@ -74,21 +73,25 @@ def memory_of(model) -> str:
     raise SystemExit("no encoder memory found")
 
 
-def run_tensors(model, spec, images, names, visit, progress=None) -> None:
+def run_tensors(model, spec, images, names, visit, progress=None, sizes=None) -> None:
     """What `detrt.precision.calibrate.run_tensors` does, with PyTorch on the GPU: one pass per image instead of many."""
-    run = TorchGraph(model, "cuda" if torch.cuda.is_available() else "cpu").run
+    typed = TorchGraph(model, "cuda" if torch.cuda.is_available() else "cpu")
     for feeds in image_feeds(images, spec):
-        run(dict(feeds), tuple(names), visit)
+        typed.run(dict(feeds), tuple(names), visit)
 
 
-def main(data: Path, refs: list[str]) -> None:
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("data", type=folder, metavar="DATA")
+    parser.add_argument("refs", nargs="+", metavar="CHECKPOINT")
+    given = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    coco = data / "images" / "coco_permissive"
+    coco = given.data / "images" / "coco_permissive"
     val = (coco / "annotations" / "instances_val2017.json", coco / "val2017")
     images = sorted((coco / "train2017").glob("*.jpg"))
-    for module in (ranges, histograms, noise):
+    for module in (histograms, noise):
         module.run_tensors = run_tensors
-    for ref in refs:
+    for ref in given.refs:
         start = time.time()
         try:
             row = measure(ref, val, images)
@@ -172,4 +175,4 @@ def scenes() -> tuple[Path, Path]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    run(main)

@@ -7,10 +7,11 @@ timed in turns, and a time is the median of their rounds.
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
+
+from program import folder, make_parser, run
 
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.data.scenes.scene import write_dataset
@@ -60,16 +61,18 @@ def rows(ref: str, options: dict[str, str], images: Path, truth: Path, folder: P
 
 
 def main() -> None:
-    data = Path(sys.argv[1])
+    parser = make_parser(__doc__)
+    parser.add_argument("data", type=folder, metavar="DATA")
+    data = parser.parse_args().data
     coco = data / "images/coco_permissive"
     print(
         "| model | queries | decoder layers | AP | AP50 | ms | of the whole |\n| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
     )
     with tempfile.TemporaryDirectory(prefix="detrt-") as name:
-        folder = Path(name)
-        write_dataset(folder / "scenes", SCENES, seed=10_000)
+        place = Path(name)
+        write_dataset(place / "scenes", SCENES, seed=10_000)
         cases = [
-            ("embedded:shapes", {"no_masks": True}, folder / "scenes/images", folder / "scenes/annotations.json"),
+            ("embedded:shapes", {"no_masks": True}, place / "scenes/images", place / "scenes/annotations.json"),
             *(
                 (
                     str(data / f"checkpoints/deimv2-{size}-coco"),
@@ -81,8 +84,8 @@ def main() -> None:
             ),
         ]
         for case in cases:
-            print("\n".join(rows(*case, folder)), flush=True)
+            print("\n".join(rows(*case, place)), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

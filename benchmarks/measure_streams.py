@@ -13,7 +13,6 @@ is printed at some of the minutes (Linux).
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import multiprocessing
@@ -27,8 +26,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
+from program import at_least, file, make_parser, run, stop
 
 MINUTES = (1, 5, 10, 20, 30)  # at which the memory is read
+SETTLE_S = 2.0  # whose latencies do not count
 
 
 def play(video: str, count: int, fps: float | None, pipe: Connection) -> None:
@@ -111,7 +112,9 @@ def measure(bundle: Path, video: Path, cameras: int, batch: int, seconds: float,
                 spent = time.monotonic() - started
                 counts = list(streams.counts.values())
             sent = pipe.recv()
-    settled = [(index, now, latency) for index, now, latency in done if now - started > 2]
+    settled = [(index, now, latency) for index, now, latency in done if now - started > SETTLE_S]
+    if not settled:
+        stop(f"none of {len(done)} frames came later than {SETTLE_S:g} s; give more --seconds")
     ends = [now - sent[index] for index, now, _ in settled]
     reported = [latency for _, _, latency in settled]
     live = len(done) / spent
@@ -146,16 +149,18 @@ def memory(bundle: Path, video: Path, cameras: int, fps: float | None, minutes: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("video", type=Path)
-    parser.add_argument("--cameras", type=int, default=4)
-    parser.add_argument("--batch", type=int)
-    parser.add_argument("--seconds", type=float, default=30)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("video", type=file)
+    parser.add_argument("--cameras", type=at_least(1), default=4)
+    parser.add_argument("--batch", type=at_least(1))
+    parser.add_argument("--seconds", type=at_least(SETTLE_S + 1.0), default=30, help="of the cameras; the first two do not count")
+    parser.add_argument("--repeats", type=at_least(1), default=3)
     parser.add_argument("--track", action="store_true")
-    parser.add_argument("--memory", type=float, metavar="MINUTES")
-    parser.add_argument("--fps", type=float, help="frames per second of each camera with --memory; default: those of the video")
+    parser.add_argument("--memory", type=at_least(0.1), metavar="MINUTES")
+    parser.add_argument(
+        "--fps", type=at_least(0.1), help="frames per second of each camera with --memory; default: those of the video"
+    )
     given = parser.parse_args()
     if given.memory is not None:
         for one in memory(given.bundle, given.video, given.cameras, given.fps, given.memory):
@@ -171,4 +176,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "training"))
 import measure_precision as photographs
+from program import at_least, folder, make_parser, run
 
 from detrt.backends.open import open_session
 from detrt.bench.measure import time_call
@@ -27,25 +28,30 @@ from detrt.data.scenes.scene import draw_images, write_dataset
 from detrt.evaluation.coco import evaluate_coco
 
 
-def main(data: Path, draws: int, bundles: list[str]) -> None:
-    coco = data / "images" / "coco_permissive"
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("data", type=folder, metavar="DATA")
+    parser.add_argument("draws", type=at_least(0), metavar="DRAWS")
+    parser.add_argument("bundles", nargs="+", metavar="BUNDLE")
+    given = parser.parse_args()
+    coco = given.data / "images" / "coco_permissive"
     truth, images, ids = photographs.read(coco)
     ids = {name: ids[name] for name in ("val", "both, mirrored") if name in ids}
-    for folder in bundles:
-        bundle = Bundle.open(folder)
-        row = {"bundle": Path(folder).name, **latency(folder)}
+    for place in given.bundles:
+        bundle = Bundle.open(place)
+        row = {"bundle": Path(place).name, **latency(place)}
         for backend in ("tensorrt", "onnxruntime"):
             if bundle.provenance.source.startswith("embedded:"):
-                row[backend] = drawn_scenes(folder, backend)
+                row[backend] = drawn_scenes(place, backend)
                 continue
-            shown = [images, *(photographs.changed(images, draw) for draw in range(draws))]
-            row[backend] = [photographs.scores(open_session(folder, backend=backend), truth, some, ids) for some in shown]
+            shown = [images, *(photographs.changed(images, draw) for draw in range(given.draws))]
+            row[backend] = [photographs.scores(open_session(place, backend=backend), truth, some, ids) for some in shown]
         print(json.dumps(row), flush=True)
 
 
-def latency(folder: str) -> dict:
+def latency(place: str) -> dict:
     """Milliseconds of a call at the usual shape of the profile."""
-    with open_session(folder, backend="tensorrt") as session:
+    with open_session(place, backend="tensorrt") as session:
         batch, _, height, width = session.info.profile["pixel_values"][1]
         feeds = preprocess(draw_images(batch, (height, width)), session.spec).feeds
         low, middle, high = statistics.quantiles(time_call(lambda: session.run(feeds), 20, 200), n=4)
@@ -53,14 +59,14 @@ def latency(folder: str) -> dict:
         return {"batch": batch, "ms": round(middle, 3), "ms middle half": [round(low, 3), round(high, 3)], "no CUDA graph": note}
 
 
-def drawn_scenes(folder: str, backend: str) -> float | None:
+def drawn_scenes(place: str, backend: str) -> float | None:
     """AP of 500 drawn scenes; the same ones every time."""
     scenes = Path(tempfile.gettempdir()) / "detrt-scenes-500"
     if not (scenes / "annotations.json").is_file():
         write_dataset(scenes, 500, seed=10_000)
-    with open_session(folder, backend=backend) as session:
+    with open_session(place, backend=backend) as session:
         return evaluate_coco(session, scenes / "annotations.json", scenes / "images", batch_size=1, iou_type="bbox").metrics["AP"]
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    run(main)

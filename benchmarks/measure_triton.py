@@ -10,7 +10,6 @@ of a process of its own, which sends its next request when it has the answer. Pr
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -19,12 +18,14 @@ import sys
 import tempfile
 import threading
 import time
+from argparse import SUPPRESS, Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import psutil
 from PIL import Image
+from program import at_least, make_parser, run
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
@@ -111,7 +112,7 @@ def driven(asked: dict, files: list[bytes]) -> dict:
 
 
 @contextlib.contextmanager
-def triton(options: argparse.Namespace) -> Iterator[tuple[dict[str, str], int]]:
+def triton(options: Namespace) -> Iterator[tuple[dict[str, str], int]]:
     """(addresses by protocol, process) of Triton with the bundle."""
     import triton_support
 
@@ -144,7 +145,7 @@ def triton(options: argparse.Namespace) -> Iterator[tuple[dict[str, str], int]]:
 
 
 @contextlib.contextmanager
-def serve(options: argparse.Namespace) -> Iterator[tuple[dict[str, str], int]]:
+def serve(options: Namespace) -> Iterator[tuple[dict[str, str], int]]:
     """(addresses by protocol, process) of `detrt serve` with the bundle."""
     from serve_support import Server
 
@@ -171,7 +172,7 @@ def cpu_seconds(process: int) -> float:
     return total
 
 
-def plain(options: argparse.Namespace, files: list[bytes], batch: int) -> dict:
+def plain(options: Namespace, files: list[bytes], batch: int) -> dict:
     """The same files through a `Detector`, decoded by it, in batches."""
     from detrt import Detector
 
@@ -191,28 +192,30 @@ def plain(options: argparse.Namespace, files: list[bytes], batch: int) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("bundle", nargs="?")
+    parser = make_parser(__doc__)
+    parser.add_argument("bundle", nargs="?", metavar="BUNDLE")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--image-decoder", default="cpu")
-    parser.add_argument("--workers", type=int, default=2, help="worker processes, and instances of Triton")
+    parser.add_argument("--workers", type=at_least(1), default=2, help="worker processes, and instances of Triton")
     parser.add_argument("--clients", default="16")
     parser.add_argument("--batches", default="1", help="images in a request, and in a run of the plain session")
-    parser.add_argument("--max-batch", type=int, default=8)
-    parser.add_argument("--max-delay-ms", type=float, default=2.0)
-    parser.add_argument("--seconds", type=float, default=10)
-    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--max-batch", type=at_least(1), default=8)
+    parser.add_argument("--max-delay-ms", type=at_least(0.0), default=2.0)
+    parser.add_argument("--seconds", type=at_least(0.1), default=10)
+    parser.add_argument("--repeats", type=at_least(1), default=1)
     parser.add_argument("--images", default="", help="folder of image files")
     parser.add_argument("--prompt", default="")
     parser.add_argument("--triton", default="", help="environment; default: that of `make triton`")
-    parser.add_argument("--drive", help=argparse.SUPPRESS)
+    parser.add_argument("--drive", help=SUPPRESS)
     options = parser.parse_args()
     if options.drive:
         asked = json.loads(options.drive)
         asked["files"] = [path.read_bytes() for path in sorted(Path(asked["files"]).iterdir())]
         print(json.dumps(drive(**asked)))
         return
+    if options.bundle is None:
+        parser.error("give a BUNDLE")
     files = files_of(options.images, 64)
     for batch in map(int, options.batches.split(",")):
         print(json.dumps({"what": "plain session", "batch": batch, **plain(options, files, batch)}), flush=True)
@@ -233,4 +236,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from measure_inductor import PLAIN, RECENT, SAMPLING, SIZES
+from program import file, make_parser, run
 
 TITLES = {
     "detr": "DETR-R50", "rt_detr_v2": "RT-DETRv2-R50", "d_fine": "D-FINE-L", "deformable_detr": "Deformable DETR-R50, two-stage",
@@ -210,10 +209,13 @@ def shown(rows: Rows) -> str:
 
 
 def main() -> int:
-    rows = Rows(Path(sys.argv[1]).read_text("utf-8").splitlines())
-    if len(sys.argv) > 2:
-        document = Path(sys.argv[2])
-        document.write_text(filled(document.read_text("utf-8"), rows), "utf-8")
+    parser = make_parser(__doc__)
+    parser.add_argument("rows", type=file, metavar="ROWS.jsonl")
+    parser.add_argument("document", type=file, nargs="?", metavar="DOCUMENT")
+    given = parser.parse_args()
+    rows = Rows(given.rows.read_text("utf-8").splitlines())
+    if given.document is not None:
+        given.document.write_text(filled(given.document.read_text("utf-8"), rows), "utf-8")
     else:
         print(shown(rows))
     return 0
@@ -223,4 +225,4 @@ assert set(TITLES) == {*SIZES, *RECENT} and set(PLAIN) >= set(SAMPLING)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -21,7 +21,8 @@ import torch
 
 from detrt import ExportConfig, export_onnx, load_source
 from detrt.backends.onnxruntime.session import OnnxSession
-from detrt.spec import ATTENTION_MASK, INPUT_IDS, PIXEL_MASK, PIXEL_VALUES
+from detrt.spec import PIXEL_MASK, PIXEL_VALUES
+from detrt.text.tensors import ATTENTION_MASK, INPUT_IDS
 
 # "a b . c d ." in BERT's ids: framed by [CLS] and [SEP], phrases ended by ".".
 TOKENS = [101, 1104, 1105, 1012, 1106, 1107, 1012, 102]

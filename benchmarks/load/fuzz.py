@@ -8,7 +8,6 @@ types, broken HTTP and slow bodies. Prints a JSON line for each kind, and exits 
 
 from __future__ import annotations
 
-import argparse
 import base64
 import contextlib
 import gzip
@@ -26,8 +25,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import psutil
-from load import Served
+from load import Served  # which puts the folder above on the path
 from PIL import Image
+from program import at_least, make_parser, run
 
 from detrt.data.images import expand_inputs
 
@@ -275,10 +275,10 @@ def slow(served: Served, count: int) -> tuple[Counter, list[str]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("model")
     parser.add_argument("images")
-    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--count", type=at_least(1), default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     files = []
@@ -340,4 +340,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

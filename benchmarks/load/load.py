@@ -9,7 +9,6 @@ from the same machine as the server, and shares its cores with it. Prints JSON l
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -28,6 +27,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from program import at_least, make_parser, run
 
 from detrt import Detector
 from detrt.data.images import expand_inputs
@@ -265,13 +267,13 @@ TESTS = {"throughput": throughput, "clients": many_clients, "killed": killed, "t
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("model")
     parser.add_argument("images", help="a folder with photographs")
     parser.add_argument("--only", choices=["in-process", *TESTS], action="append")
-    parser.add_argument("--clients", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--count", type=int, default=64, help="how many of the images")
+    parser.add_argument("--clients", type=at_least(1), default=200)
+    parser.add_argument("--seconds", type=at_least(0.1), default=60.0)
+    parser.add_argument("--count", type=at_least(1), default=64, help="how many of the images")
     parser.add_argument("--option", action="append", default=[], help="for detrt serve, e.g. --option=--workers=1")
     given = parser.parse_args()
     paths = [source.path for source in expand_inputs([given.images])][: given.count]
@@ -285,4 +287,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,0 +1,150 @@
+"""The programs of benchmarks/ and training/: each says what it is, runs with today's detrt, and answers wrong input in one line."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytest.importorskip("torch", reason="needs the 'export' extra")
+
+BENCHMARKS = ROOT / "benchmarks"
+PROGRAMS = re.findall(r"^\| `([\w/.]+)` ", (BENCHMARKS / "README.md").read_text("utf-8"), re.MULTILINE)
+SOURCES = sorted([*BENCHMARKS.rglob("*.py"), *(ROOT / "training").glob("*.py")])
+
+
+@pytest.fixture
+def program(monkeypatch, capfd):
+    """program(name, *arguments): (exit code, standard output, standard error) of a program in this process."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+
+    def run(name: str, *arguments: object) -> tuple[int, str, str]:
+        path = BENCHMARKS / name
+        monkeypatch.setattr(sys, "argv", [str(path), *map(str, arguments)])
+        sys.path.insert(0, str(path.parent))
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(path), run_name="__main__")
+        return int(ended.value.code or 0), *capfd.readouterr()
+
+    yield run
+    ours = {path.stem for path in SOURCES}
+    for name in set(sys.modules) - before:
+        if name in ours:
+            del sys.modules[name]
+
+
+def needs(name: str) -> None:
+    for package in {
+        "load": ("psutil",),
+        "fuzz": ("psutil", "httpx", "schemathesis", "hypothesis"),
+        "measure_triton": ("psutil",),
+    }.get(Path(name).stem, ()):
+        pytest.importorskip(package)
+    if Path(name).stem == "measure_int8_cpu":
+        pytest.importorskip("openvino")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_help(program, name):
+    needs(name)
+    code, out, _ = program(name, "--help")
+    text = ast.get_docstring(ast.parse((BENCHMARKS / name).read_text("utf-8")))
+    assert code == 0 and out.startswith(f"usage: {Path(name).name}") and text.splitlines()[0] in out, out
+
+
+NONE = "/nowhere/at/all"
+WRONG = {
+    "load/load.py": [(NONE, NONE), ("embedded:shapes", NONE), ("embedded:shapes", NONE, "--seconds", "0")],
+    "load/fuzz.py": [("embedded:shapes", NONE), ("embedded:shapes", NONE, "--count", "0")],
+    "measure_agreement.py": [(), ("out", "fp16", "no-model"), ("out", "int3", "detr")],
+    "measure_devices.py": [
+        (NONE, NONE, "--devices", "cpu"),
+        (NONE, "FOLDER", "--devices", "cpu", "--images", "1"),
+        ("embedded:shapes", "FOLDER", "--devices", "tpu"),
+        ("embedded:shapes", "FOLDER", "--devices", "cpu", "--images", "0"),
+    ],
+    "measure_inductor.py": [("out", "--models", "no-model"), ("out", "--baseline", NONE), ("out", "--seconds", "0")],
+    "tables.py": [(NONE,), ()],
+    "measure_low_types.py": [("out", "no-model")],
+    "measure_msda.py": [("--out",)],
+    "measure_real_arithmetic.py": [(NONE, "embedded:shapes")],
+    "measure_reduced.py": [(NONE,), ()],
+    "measure_tensorrt.py": [(NONE, "1", "bundle"), ("FOLDER", "-1", "bundle"), ("FOLDER", "0", "bundle")],
+    "measure_engines.py": [("time", NONE, "out"), ("time", "FOLDER", "out"), ("build", NONE, "out", "a=b"), ()],
+    "measure_image_path.py": [(), ("embedded:shapes", "--threads", "0")],
+    "measure_host_work.py": [("0",), ("none",)],
+    "measure_cpu.py": [
+        ("dance", "FOLDER"),
+        (),
+        ("measure", "FOLDER", "no-model"),
+        ("measure", "FOLDER"),
+        ("table", NONE),
+        ("row", "FOLDER"),
+    ],
+    "measure_int8_cpu.py": [("FOLDER", NONE, "FOLDER", "a=b.xml"), ()],
+    "measure_streams.py": [("embedded:shapes", NONE), (NONE, "FILE"), ("embedded:shapes", "FILE", "--seconds", "0")],
+    "measure_embedded_masks.py": [("FOLDER", "--scenes", "0"), ("FOLDER", "--detrt-run", NONE)],
+    "measure_masks.py": [(NONE,)],
+    "measure_triton.py": [(NONE,), (), ("bundle", "--workers", "0")],
+    "compare_exporters.py": [
+        ("export", "FOLDER", "--authors", NONE),
+        ("build", NONE),
+        ("time", "FOLDER"),
+        ("time", "FOLDER", "out"),
+        ("export", "FOLDER", "no-model", "--authors", "FOLDER"),
+    ],
+}
+
+
+def test_each_program_has_wrong_input():
+    assert set(WRONG) == set(PROGRAMS)
+
+
+@pytest.mark.parametrize(("name", "arguments"), [(name, given) for name, lines in WRONG.items() for given in lines], ids=str)
+def test_wrong_input_is_one_line(program, name, arguments, tmp_path, monkeypatch):
+    needs(name)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "FOLDER").mkdir()
+    (tmp_path / "FOLDER/a.jpg").write_bytes(b"")
+    (tmp_path / "FILE").write_bytes(b"")
+    code, _, said = program(name, *arguments)
+    lines = [line for line in said.splitlines() if not line.startswith(("usage:", " "))]
+    assert code == 2 and len(lines) == 1 and lines[0].startswith(f"{Path(name).name}"), (code, said)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_names_that_programs_import_exist(path):
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if not isinstance(node, ast.ImportFrom) or node.level or (node.module or "").partition(".")[0] != "detrt":
+            continue
+        try:
+            module = importlib.import_module(node.module)
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("detrt"):
+                raise
+            continue  # a package of a GPU
+        for one in node.names:
+            if not hasattr(module, one.name):
+                importlib.import_module(f"{node.module}.{one.name}")
+
+
+def test_devices_are_measured(program, tmp_path):
+    """The program opens workers as `detrt detect --device` does."""
+    from detrt.data.scenes.scene import write_dataset
+
+    write_dataset(tmp_path, 4, seed=1)
+    code, out, said = program(
+        "measure_devices.py", "embedded:shapes", tmp_path / "images", "--devices", "cpu", "--images", 8, "--batch", 2
+    )
+    row = json.loads(out)
+    assert code == 0 and row["images_per_second"] > 0 and row["backend"].endswith("on cpu"), said
