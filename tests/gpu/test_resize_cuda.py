@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,19 +21,6 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 
-@dataclass
-class Rule:
-    in_graph: bool = False
-
-
-@dataclass
-class Spec:
-    """What `preprocess` reads of a ModelSpec."""
-
-    input: InputSpec
-    decode: Any = field(default_factory=Rule)
-
-
 @pytest.mark.parametrize(
     "given",
     [
@@ -48,7 +35,7 @@ def test_pixels_equal_pillows(given: InputSpec) -> None:
     rng = np.random.default_rng(0)
     for _ in range(4):
         images = [rng.integers(0, 256, (*rng.integers(20, 1500, 2), 3), np.uint8) for _ in range(3)]
-        want = preprocess(images, Spec(given))  # type: ignore[arg-type]
+        want = preprocess(images, SimpleNamespace(input=given, decode=SimpleNamespace(in_graph=False)))  # type: ignore[arg-type]
         plan = layout(images, want.resized_sizes_hw, given.resample)
         block = np.empty(plan.upload_size, np.uint8)
         plan.write(block, images)

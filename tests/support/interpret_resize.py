@@ -1,7 +1,6 @@
 """Run by test_on_device.py with TRITON_INTERPRET=1: the kernels of images and frames against their references."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -13,20 +12,6 @@ from detrt.data.preprocess import preprocess
 from detrt.data.raw_image import Colours
 from detrt.spec import InputSpec
 
-
-@dataclass
-class Rule:
-    in_graph: bool = False
-
-
-@dataclass
-class Spec:
-    """What `preprocess` reads of a ModelSpec."""
-
-    input: InputSpec
-    decode: Any = field(default_factory=Rule)
-
-
 rng = np.random.default_rng(1)
 for given in (
     InputSpec("stretch", 40, 56),
@@ -34,7 +19,7 @@ for given in (
     InputSpec("fit", 48, 40, mask=True, dtype="float32", normalize_in_graph=False, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25)),
 ):
     images = [rng.integers(0, 256, size, np.uint8) for size in ((50, 30, 3), (140, 33, 3))]
-    want = preprocess(images, Spec(given))  # type: ignore[arg-type]
+    want = preprocess(images, SimpleNamespace(input=given, decode=SimpleNamespace(in_graph=False)))  # type: ignore[arg-type]
     plan = layout(images, want.resized_sizes_hw, given.resample)
     block = np.empty(plan.upload_size, np.uint8)
     plan.write(block, images)
