@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import MissingPackageError
+from .errors import MissingPackageError, no_attribute
 from .tasks import TASKS, Task
 from .tasks.masks import Masks, equal
 from .tasks.masks import mask_iou as mask_iou  # documented as a name of this module
@@ -60,8 +60,7 @@ class Detection:
         return None if self.masks is None else self.masks.to_array()[0]
 
     def __getattr__(self, name: str) -> Any:
-        hint = f"; use {_OF_ONE[name]}" if name in _OF_ONE else ""
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
+        raise no_attribute(self, name, f"use {_OF_ONE[name]}" if name in _OF_ONE else "")
 
 
 # What other libraries call it -> what to type here: of one object, and of all.
@@ -166,8 +165,7 @@ class Detections:
         return all(equal(getattr(self, one.name), getattr(other, one.name)) for one in fields(Detections))
 
     def __getattr__(self, name: str) -> Any:
-        hint = f"; use {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
+        raise no_attribute(self, name, f"use {_ELSEWHERE[name]}" if name in _ELSEWHERE else "")
 
     def __iter__(self) -> Iterator[Detection]:
         return map(self._one, range(len(self)))

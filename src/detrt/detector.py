@@ -43,7 +43,7 @@ from .data.tiles import Tiling, make_tiling, merge
 from .data.token_labels import TEXT_THRESHOLD
 from .data.track import Tracker
 from .detections import Detections
-from .errors import ArgumentError, ImageError, PromptError, SessionError, SpecError, check_one_of
+from .errors import ArgumentError, ImageError, PromptError, SessionError, SpecError, check_one_of, no_attribute
 from .models.load_options import LoadChanges, LoadOptions, changed, check_changes
 from .spec import ModelSpec
 from .system import CPU, RUN_THREAD, usable_cores
@@ -355,8 +355,7 @@ class Detector:
         self._runs: ThreadPoolExecutor | None = None  # once a batch was to run beside the caller
 
     def __getattr__(self, name: str) -> Any:
-        hint = f"; {_METHODS[name]}" if name in _METHODS else ""
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
+        raise no_attribute(self, name, _METHODS.get(name, ""))
 
     def _ids_of(self, classes: Sequence[str | int] | None) -> Collection[int] | None:
         """Class ids of names and ids. Raises SpecError for unknown ones."""
@@ -456,7 +455,7 @@ class Detector:
                 tensor (3, H, W) or (H, W, 3), RGB, uint8 or floats from 0 to 1. An array or tensor with four axes is many images.
             prompts: one for each image; images with different prompts share a batch.
             skip_bad: of many images, give the ImageError of one that cannot be read in its place, and go on.
-            options: see `CallOptions`: threshold, class_thresholds, classes, max_detections, prompt.
+            options: see `CallOptions`.
 
         Returns:
             The detections of one image; of many, a list of the same length and order.

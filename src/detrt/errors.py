@@ -172,6 +172,11 @@ def check_range(
         raise error(f"{name} must be {kind} from {low} to {high}{more}; got {value!r}")
 
 
+def no_attribute(owner: object, name: str, instead: str = "") -> AttributeError:
+    """The error of an attribute that is not there. instead: what to do, "" for nothing."""
+    return AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}" + (f"; {instead}" if instead else ""))
+
+
 def check_one_of(name: str, value: object, allowed: Collection[object], error: type[DetrtError]) -> None:
     """Raise `error` where a choice is none of those allowed."""
     if value not in allowed:

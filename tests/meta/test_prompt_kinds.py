@@ -19,7 +19,6 @@ READERS = {"getattr", "hasattr", "vars", "asdict", "attrgetter"}
 # Words that mean something else: keys of results, requests, checkpoints and data sets, keywords of other tools, and the option `phrases`.
 OTHER_MEANINGS = {
     ("detector.py", "phrases"),
-    ("detector.py", "classes"),
     ("cli/detect.py", "phrases"),
     ("cli/describe.py", "classes"),
     ("cli/spellings.py", "classes"),

@@ -43,7 +43,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "src/detrt/backends/tensorrt/bindings.py": (r"\bdoor to\b",),
     "src/detrt/backends/tensorrt/build.py": (r"\bwhole or not at all\b",),
     "src/detrt/backends/tensorrt/config.py": (r"\bmatrix products?\b|\bproducts and convolutions\b",),
-    "src/detrt/backends/tensorrt/profile.py": (r"\bpictures?\b",),
     "src/detrt/backends/tensorrt/worker.py": (r"whole[ -]numbers?\b", r"\banew\b"),
 }
 SUFFIXES = (".py", ".md", ".cpp", ".hpp", ".h", ".cu", ".html", ".js")

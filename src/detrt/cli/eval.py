@@ -149,7 +149,7 @@ def evaluate(
     """COCO average precision: all twelve metrics and one for each class."""
     from ..backends.open import load_options_for
     from ..backends.search import SessionOptions
-    from ..evaluation.coco import NUMBERED, SEGM, read_rows, report_rows
+    from ..evaluation.coco import NUMBERED, SEGM, metric_text, read_rows, report_rows
     from ..evaluation.results import write_results
     from . import show
 
@@ -197,12 +197,12 @@ def evaluate(
     if json_file == "-":
         return
     resumed = f", {report.resumed} resumed" if report.resumed else ""
-    figures = [(key, _text(value)) for key, value in report.metrics.items()]
+    figures = [(key, metric_text(value)) for key, value in report.metrics.items()]
     what = ", IoU of masks" if report.iou_type == SEGM else ""
     title = f"{name}: {report.images} images{resumed}, {report.detections} detections{what}"
     show.table(title, ("", "value"), figures, right=(1,))
     classes = sorted(((k, v) for k, v in report.per_class.items() if v is not None), key=lambda row: -row[1])
-    show.table("AP by class", ("class", "AP"), [(printable(key), _text(value)) for key, value in classes], right=(1,))
+    show.table("AP by class", ("class", "AP"), [(printable(key), metric_text(value)) for key, value in classes], right=(1,))
     if said:
         print(said)
     if report.without_class:
@@ -257,7 +257,3 @@ def _run(
             progress=lambda count, total: step("eval", count / total, f"{count} of {total} images"),
             **more,
         )
-
-
-def _text(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"

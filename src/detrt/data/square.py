@@ -47,7 +47,7 @@ def _matrix(length: int, side: int) -> NDArray[np.float64]:
     place = np.abs((np.arange(side) + 0.5) * (length / side) - 0.5)
     place = np.where(place > length - 1, 2 * (length - 1) - place, place) if length > 1 else np.zeros(side)
     low = np.floor(place).astype(np.int64)
-    share = place - low
+    weight_of_next = place - low
     sigma = max(0.0, (length / side - 1) / 2)
     radius = int(_RADIUS * sigma + 0.5)
     steps = np.arange(-radius, radius + 1)
@@ -55,7 +55,7 @@ def _matrix(length: int, side: int) -> NDArray[np.float64]:
     kernel /= kernel.sum()
     matrix = np.zeros((side, length))
     for step, weight in zip(steps, kernel, strict=True):
-        for pixel, part in ((low, 1 - share), (low + 1, share)):
+        for pixel, part in ((low, 1 - weight_of_next), (low + 1, weight_of_next)):
             # A neighbour outside has no part in the result; the blur of one inside sees the mirror image.
             inner = np.minimum(pixel, length - 1)
             np.add.at(matrix, (np.arange(side), _mirrored(inner + step, length)), weight * part)

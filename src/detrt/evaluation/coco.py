@@ -52,6 +52,11 @@ IOU_TYPES = BBOX, SEGM = "bbox", "segm"  # pycocotools' names
 DetectBatches = Callable[[Sequence[Sequence[Path]]], Iterator[list[Detections]]]
 
 
+def metric_text(value: float | None) -> str:
+    """A metric in tables and figures."""
+    return "-" if value is None else f"{value:.3f}"
+
+
 class HasSpec(Protocol):
     """Anything that knows the spec of its model, such as a pool of workers."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .. import files
 from ..data.draw import class_colour
-from .coco import METRICS, EvalReport
+from .coco import METRICS, SEGM, EvalReport, metric_text
 from .curves import ClassCurve, Confusion, Difference
 from .html import fill_page, html_environment, html_section, html_sides, html_table, svg_line, svg_open, svg_text
 from .worst import ShownImage, lost_images, worst_images
@@ -24,7 +24,7 @@ def write_eval_page(
     """Write the page. against: another model, its report, and how this one differs from it. Raises OutputError."""
     curves = report.curves
     sections = [
-        html_section("Metrics", html_table(("", ""), [(name, _share(report.metrics[name])) for name in METRICS], right=(1,)))
+        html_section("Metrics", html_table(("", ""), [(name, metric_text(report.metrics[name])) for name in METRICS], right=(1,)))
     ]
     if against is not None:
         sections.append(html_section(f"Compared with {against[0]}", _comparison(report, *against[1:])))
@@ -34,20 +34,16 @@ def write_eval_page(
         sections.append(html_section("Confusions, at the threshold of best F1 of each class", _confusions(report.confusion)))
         if report.paths:
             none = "<p>None: everything was found, and nothing else.</p>"
-            sections.append(html_section("Images with most errors", _pictures(worst_images(report)) or none))
+            sections.append(html_section("Images with most errors", _images(worst_images(report)) or none))
     sections.append(html_section("Environment", html_environment()))
     facts = [
         ("model", model),
         ("images", str(report.images)),
         ("detections", str(report.detections)),
-        ("IoU of", "masks" if report.iou_type == "segm" else "boxes"),
+        ("IoU of", "masks" if report.iou_type == SEGM else "boxes"),
     ]
-    verdict = f"AP {_share(report.metrics['AP'])}"
+    verdict = f"AP {metric_text(report.metrics['AP'])}"
     files.write_text(Path(path), fill_page("detrt eval", verdict, "free", facts, sections))
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
 
 
 def _classes(report: EvalReport, curves: Mapping[str, ClassCurve]) -> str:
@@ -61,7 +57,7 @@ def _classes(report: EvalReport, curves: Mapping[str, ClassCurve]) -> str:
             figures = [
                 f"{value:.3f}" for value in (curve.threshold(index), curve.f1[index], curve.precision[index], curve.recall[index])
             ]
-        rows.append([name, str(curve.objects), _share(report.per_class.get(categories.get(name, name))), *figures])
+        rows.append([name, str(curve.objects), metric_text(report.per_class.get(categories.get(name, name))), *figures])
     head = ("class", "objects", "AP", "threshold of best F1", "F1", "precision", "recall")
     return html_table(head, rows, right=range(1, 7))
 
@@ -131,18 +127,18 @@ def _confusions(found: Confusion) -> str:
     )
 
 
-def _pictures(shown: Iterable[ShownImage]) -> str:
+def _images(shown: Iterable[ShownImage]) -> str:
     return "".join(html_sides(image.pixels, image.sides, image.caption) for image in shown)
 
 
 def _comparison(report: EvalReport, other: EvalReport, found: Difference) -> str:
     sure = "more than chance" if found.low > 0 or found.high < 0 else "no more than chance may give"
     figures = [
-        ("AP of the other", _share(found.first)),
-        ("AP of this one", _share(found.second)),
+        ("AP of the other", metric_text(found.first)),
+        ("AP of this one", metric_text(found.second)),
         ("difference", f"{found.difference:+.4f}, {sure}"),
         ("95 % interval", f"{found.low:+.4f} to {found.high:+.4f} ({found.samples} draws of images)"),
     ]
     worst = [(name, f"{value:+.3f}") for name, value in list(found.images.items())[:_WORST] if value < 0]
     lost = f"<h3>Images that lost most</h3>{html_table(('image', 'AP'), worst, right=(1,))}" if worst else ""
-    return html_table(("", ""), figures) + lost + _pictures(lost_images(report, other, found))
+    return html_table(("", ""), figures) + lost + _images(lost_images(report, other, found))

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..data.draw import draw_detections
 from ..data.figure import COLOURS, label_text, new_figure, save_figure
-from .coco import EvalReport
+from .coco import EvalReport, metric_text
 from .curves import Confusion, Difference
 from .worst import ShownImage, lost_images, worst_images
 
@@ -51,8 +51,7 @@ def write_eval_plot(
             ax.imshow(np.asarray(draw_detections(image.pixels, found)))
             ax.set_title(name, fontsize=8)
             ax.set_axis_off()
-    ap = report.metrics["AP"]
-    top.suptitle(f"{model}: AP {'-' if ap is None else f'{ap:.3f}'}, {report.images} images", fontsize=10)
+    top.suptitle(f"{model}: AP {metric_text(report.metrics['AP'])}, {report.images} images", fontsize=10)
     save_figure(figure, path)
 
 

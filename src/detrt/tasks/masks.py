@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import no_attribute
 from ..spec import MASK_LOGITS
 from .base import AreaTask, SizeHW, Window
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ..spec import ModelSpec
 
 
+_ARRAYS = ("data", "xy", "xyn", "numpy", "cpu", "shape", "polygons", "array")  # what other libraries call it
 _OPACITY = 0.45  # of a mask that is drawn
 
 
@@ -59,8 +61,7 @@ class Masks:
         return self.take([index]).to_array()[0]
 
     def __getattr__(self, name: str) -> Any:
-        hint = "; use to_array()" if name in ("data", "xy", "xyn", "numpy", "cpu", "shape", "polygons", "array") else ""
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
+        raise no_attribute(self, name, "use to_array()" if name in _ARRAYS else "")
 
     def __repr__(self) -> str:
         height, width = self.size_hw

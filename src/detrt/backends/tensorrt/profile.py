@@ -163,7 +163,7 @@ def _default_side(axis: str, facts: InputSpec) -> Triple:
 
     "stretch", "fit" and padding to one size make one size. "shortest_edge" and "max_size" make portraits and landscapes, so
     both sides go up to the longest edge. The short side drops below `shortest_edge` when the longest edge limits a wide
-    picture; a quarter of it allows pictures up to about 6.7 : 1 at 800 / 1333.
+    image; a quarter of it allows images up to about 6.7 : 1 at 800 / 1333.
     """
     usual = facts.height if axis == "height" else facts.width
     if facts.one_size:
