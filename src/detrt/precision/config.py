@@ -46,7 +46,7 @@ class PrecisionConfig:
     prompt: of a model that takes a prompt, on these images.
     method: how an activation's range becomes a scale: "entropy", "percentile", "mse", "minmax"; "auto" is "mse".
     percentile: for that method, in percent.
-    keep_fp32: module paths or glob patterns ("decoder.layers.5", "*bbox*") that stay in FP32; with int8
+    keep_fp32: module paths or glob patterns ("model.decoder.layers.5", "*bbox*") that stay in FP32; with int8
         and fp8 they are not quantized and stay in FP32.
     margin: a tensor whose largest value on the calibration images exceeds 65504 / margin stays FP32.
     budget: (kind, allowed) for "auto": ("ap", points of 100) or ("drift", mean change of matched detections).
@@ -97,7 +97,7 @@ class PrecisionConfig:
     keep_fp32: tuple[str, ...] = field(
         default=(),
         metadata={
-            "help": "Comma-separated module paths or patterns that stay FP32: decoder.layers.5,*bbox*.",
+            "help": "Comma-separated module paths or patterns that stay FP32: model.decoder.layers.5,*bbox*.",
             "panel": "Precision",
             "many": True,
             "parse": comma_separated,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from detrt.backends.tensorrt.versions import FAULTS, VERSIONS, check_faults, faults_of, row_of, same_version, tables
 from detrt.cli.spellings import spelled
 from detrt.errors import EngineError
+from detrt.models.families import having
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/reference/tensorrt-versions.md"
 
@@ -49,6 +51,18 @@ def test_known_faults_of_a_version():
     (told,) = check_faults(faults("11.1.0", layers={"GRID_SAMPLE"}), "11.1.0")
     assert "GridSample" in told and "`msda=gather`" in told
     assert not faults("1.7.1", target="tensorrt-rtx", sm=89, layers={"GRID_SAMPLE"})
+
+
+ADVISED = [(fault, family) for fault in FAULTS if "keep_fp32=" in fault.instead for family in having(fault.families)]
+
+
+@pytest.mark.parametrize(("fault", "family"), ADVISED, ids=lambda value: value if isinstance(value, str) else "")
+def test_layers_that_are_advised_to_stay_in_fp32_are_in_the_graph(exported, fault, family):
+    onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
+    from detrt.precision.apply import unmatched_patterns
+
+    (pattern,) = re.findall(r"keep_fp32=([^`]+)`", fault.instead)
+    assert unmatched_patterns(onnx.load(exported(family).path), [pattern]) == []
 
 
 def test_rows_and_faults_are_well_formed():

@@ -103,7 +103,7 @@ FAULTS: tuple[Fault, ...] = (
         "`qdq_placement=tensorrt`, which quantizes both layers of an MLP or neither", "roboflow/rf-detr quantize.py", precisions=("int8",), layers=("UNARY",),
     ),
     Fault(
-        "INT8 cross-attention of RT-DETR (AP 19.4 instead of 47.7)", (10, 0), None, "warn", "`keep_fp32=decoder`",
+        "INT8 cross-attention of RT-DETR (AP 19.4 instead of 47.7)", (10, 0), None, "warn", "`keep_fp32=model.decoder`",
         "jacksonsc007/RTDETR_TensorRT_Deployment", precisions=("int8",), families=INT8_CROSS_ATTENTION,
     ),
     *(fault for older in _OLDER for fault in older.FAULTS),
