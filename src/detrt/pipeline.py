@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -31,7 +32,7 @@ from .class_names import name_notes
 from .data.arguments import check_kind, check_list, check_model, check_path
 from .data.datasets import folder_of_images, is_dataset, load_dataset
 from .data.preprocess import preprocessing_words
-from .errors import EngineError, ExportError, ImageError, MissingPackageError, OutputError, SpecError
+from .errors import EngineError, ExportError, ImageError, MissingPackageError, OutputError, PromptError, SpecError
 from .evaluation.models import is_foreign
 from .graph.operators import check_model_file
 from .models.contract import ExportConfig
@@ -115,7 +116,7 @@ def build(
     if held is None and Path(model).is_file() and Path(output).is_dir() and os.path.samefile(Path(model).parent, output):
         _check_graph_stays(Path(output), precision)
     plan, jobs, warnings = _planned(model, held, grows, _configs(targets, str(model)), export, precision, load)
-    with writing_bundle(output) as folder:
+    with writing_bundle(output) as folder, contextlib.ExitStack() as closing:
         work = _GraphWork(folder, plan.precision, progress or (lambda stage, fraction, text: None), warnings)
         if held is not None and grows:
             work.extend(held)
@@ -125,9 +126,10 @@ def build(
             work.export(str(model), export, load, jobs)
             return_freed_memory()  # of the checkpoint: engines and packages are built by processes beside this one
         if precision.target != Precision.FP32:
+            if precision.target.quantized and export.check and any(job.builder.compares(job.configs) for job in jobs):
+                work.convert_plain(Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="detrt-plain-"))))
+                work.average_precision = _average_precision(precision.calibration, work.warnings)
             work.convert()
-            if precision.target.quantized:  # what else is built is not judged by AP
-                work.average_precision = _average_precision(precision.calibration)
         if not grows:
             work.add_files()
         for job in jobs:
@@ -355,6 +357,16 @@ class _GraphWork(Work):
         facts = facts_of(self.precision, report)
         self.record("precision", facts)
 
+    def convert_plain(self, folder: Path) -> None:
+        """Write the graph in 16 bits that a quantized one is compared with into a folder, before `convert`."""
+        from .precision.stage import convert_file
+
+        shutil.copytree(self.folder, folder, dirs_exist_ok=True)
+        config = self.precision.unquantized()
+        stage = f"precision {config.precision}"
+        convert_file(folder / MODEL, self.spec, config, lambda done, text: self.say(stage, done, text))
+        self.plain = folder / MODEL
+
     def add_files(self) -> None:
         """Enter what the graph consists of."""
         self.entries += _model_entries(self.folder, self.spec)
@@ -366,8 +378,11 @@ class _GraphWork(Work):
         Bundle(self.folder, self.spec, self.provenance, tuple(self.entries)).save()
 
 
-def _average_precision(calibration: Path | None) -> Callable[[Session], float | None] | None:
-    """What measures AP on the calibration images; None where they have no annotations, or pycocotools is not there."""
+def _average_precision(calibration: Path | None, warnings: list[str]) -> Callable[[Session], float | None] | None:
+    """What measures AP on the calibration images; None where they have no annotations, or pycocotools is not there.
+
+    It gives None, and a warning, for annotations of another model's classes, or that do not belong to the images: calibration takes those.
+    """
     if calibration is None or not (calibration.is_file() or is_dataset(calibration)):
         return None
     if importlib.util.find_spec("pycocotools") is None:
@@ -378,7 +393,16 @@ def _average_precision(calibration: Path | None) -> Callable[[Session], float | 
         return None
     from .evaluation.coco import evaluate_coco
 
-    return lambda session: evaluate_coco(session, calibration, folder).metrics["AP"]
+    def average_precision(session: Session) -> float | None:
+        try:
+            return evaluate_coco(session, calibration, folder).metrics["AP"]
+        except (ImageError, PromptError, SpecError) as error:
+            text = f"the AP of engines was not compared on the calibration images: {error}"
+            if text not in warnings:
+                warnings.append(text)
+            return None
+
+    return average_precision
 
 
 def check_prompt(spec: ModelSpec, precision: PrecisionConfig) -> None:

@@ -57,11 +57,13 @@ class Work:
         entries: the files of the bundle.
         spec, provenance: of the graph.
         average_precision: AP (0..1) of an opened model on annotated calibration images; None where there are none.
+        plain: of a graph that this build quantized, the one in 16 bits instead, where a builder compares the two; else None.
     """
 
     spec: ModelSpec
     provenance: Provenance
     average_precision: Callable[[Session], float | None] | None = None
+    plain: Path | None = None
 
     def __init__(self, folder: Path, precision: PrecisionConfig, say: StageProgress, warnings: Iterable[str]) -> None:
         self.folder = self.graphs = folder

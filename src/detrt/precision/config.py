@@ -230,6 +230,11 @@ class PrecisionConfig:
     def required_fraction(self) -> float:
         return self.target.min_fraction if self.min_fraction is None else self.min_fraction
 
+    def unquantized(self) -> PrecisionConfig:
+        """Of a precision of 8 bits: 16 bits, with the choices that are for these as well."""
+        names = ("calibration", "calibration_images", "prompt", "batch_size", "keep_fp32", "margin")
+        return PrecisionConfig(self.target.base, min_fraction=0.0, **{name: getattr(self, name) for name in names})
+
     def without_search(self) -> PrecisionConfig:
         """Of "auto": the same choices with the low precision of the search in its place."""
         return replace(self, precision=self.low, low=Precision.FP16, budget=None)

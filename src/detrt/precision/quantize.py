@@ -14,6 +14,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from ..graph.dequantize import CENTRE
 from ..graph.nodes import drop_attribute, replace_nodes
 from ..graph.operators import ELEMENTWISE, MOVEMENT, PLUGIN_NODES
 from ..graph.opset import set_opset
@@ -444,7 +445,7 @@ def _subtract_centre(
     shape = [1, -1, 1, 1] if node.op_type == "Conv" else [-1]
     constant = f"{target}/centre"
     graph.initializer.append(numpy_helper.from_array(centre.astype(np.float16).reshape(shape), constant))
-    return [*nodes, helper.make_node("Sub", [name, constant], [target], name=f"{node.name}/Centre")]
+    return [*nodes, helper.make_node("Sub", [name, constant], [target], name=f"{node.name}{CENTRE}")]
 
 
 def _activation_pair(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from PIL import Image
 
 onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
 pytest.importorskip("onnxruntime")
@@ -17,7 +21,7 @@ from detrt.backends.tensorrt import building, gain
 from detrt.backends.tensorrt.config import EngineConfig
 from detrt.data.scenes.scene import draw_scene, write_dataset
 from detrt.errors import GateError
-from detrt.pipeline import _average_precision
+from detrt.pipeline import _average_precision, _GraphWork
 from detrt.precision.apply import apply_precision
 from detrt.precision.config import PrecisionConfig
 from detrt.spec import PIXEL_VALUES, Precision
@@ -47,13 +51,14 @@ class Delayed(OnnxSession):
 @pytest.fixture
 def engines(monkeypatch):
     """Makes `measure_gain` open graphs as engines; `delays` are those of the engine and of the one without quantization, in seconds."""
-    delays, built = {"engine": 0.0, "plain": 0.0}, []
+    delays, built, choices = {"engine": 0.0, "plain": 0.0}, [], []
 
     def build_engine(path, output, config, spec, **_):
         built.append(onnx.load(path))
         output.write_bytes(path.read_bytes())
 
-    def open_engine_beside(reference, path, text_engine=None):
+    def open_engine_beside(reference, path, text_engine=None, **given):
+        choices.append(given)
         session = Delayed(path)
         session.delay = delays["plain" if path.name.startswith("plain") else "engine"]
         session._info = replace(session.info, profile={PIXEL_VALUES: (SHAPE,) * 3}, max_batch=1)
@@ -64,7 +69,7 @@ def engines(monkeypatch):
     monkeypatch.setattr(gain, "RUNS", 2)
     monkeypatch.setattr(gain, "WARM_UP", 1)
     monkeypatch.setattr(gain, "TURNS", 2)
-    return SimpleNamespace(delays=delays, built=built)
+    return SimpleNamespace(delays=delays, built=built, choices=choices)
 
 
 def measured(quantized, tmp_path, **given):
@@ -82,6 +87,51 @@ def test_the_other_engine_is_the_same_graph_without_its_quantization(quantized, 
     assert "QuantizeLinear" not in kinds and "DequantizeLinear" not in kinds and "Conv" in kinds
     assert found.passed and found.ap is None and found.plain_ms - found.ms > 200
     assert (found.batch, found.height, found.width) == (1, 320, 320)
+    # With all kernels compiled, and without a file of kernels of an engine that is removed.
+    assert engines.choices == [{"eager_kernels": True}, {"eager_kernels": True, "keep_kernels": False}]
+
+
+def test_the_other_engine_is_of_the_graph_in_16_bits_where_this_build_has_it(exported, quantized, engines, tmp_path):
+    """Its weights are not rounded to eight bits, so that AP is compared with that of FP16."""
+    report = exported("embedded:shapes")
+    images, folder, plain = tmp_path / "images", tmp_path / "work", tmp_path / "plain"
+    for made in (images, folder, plain):
+        made.mkdir()
+    for seed in range(2):
+        Image.fromarray(draw_scene(seed).image).save(images / f"{seed}.png")
+    shutil.copy(report.path, folder / "model.onnx")
+    work = _GraphWork(folder, PrecisionConfig("fp8", calibration=images, keep_fp32=("model.decoder",)), lambda *_: None, ())
+    work.spec = report.spec
+    work.convert_plain(plain)
+    assert (folder / "model.onnx").read_bytes() == report.path.read_bytes()
+    measured(quantized, tmp_path, plain_graph=work.plain)
+    expected, _ = apply_precision(
+        onnx.load(report.path),
+        report.spec,
+        PrecisionConfig("fp16", calibration=images, keep_fp32=("model.decoder",), min_fraction=0.0),
+        sorted(images.iterdir()),
+    )
+    values = [[sorted(t.raw_data for t in one.graph.initializer)] for one in (engines.built[0], expected)]
+    assert values[0] == values[1]
+
+
+def test_without_quantization_an_fp8_graph_has_the_nodes_of_its_fp16_graph(exported, tmp_path):
+    """The means that FP8 subtracts, and the padding before them, would make the other engine slower than one of FP16."""
+    report = exported("embedded:shapes")
+    images = [draw_scene(seed).image for seed in range(2)]
+    graphs = {}
+    for precision in ("fp8", "fp16"):
+        config = PrecisionConfig(precision, calibration="drawn")
+        graphs[precision], _ = apply_precision(onnx.load(report.path), report.spec, config, images)
+    assert any(node.name.endswith("/Centre") for node in graphs["fp8"].graph.node)
+    onnx.save(graphs["fp8"], tmp_path / "fp8.onnx")
+    plain = onnx.load(gain._without_quantization(tmp_path / "fp8.onnx", tmp_path))
+    counts = [Counter(node.op_type for node in one.graph.node) for one in (plain, graphs["fp16"])]
+    assert counts[0] == counts[1]
+    pads = [sorted(str(node.attribute) for node in one.graph.node if node.op_type == "Conv") for one in (plain, graphs["fp16"])]
+    assert pads[0] == pads[1]
+    with OnnxSession(plain.SerializeToString(), report.spec) as session:
+        session.run({PIXEL_VALUES: np.zeros(SHAPE, np.uint8)})
 
 
 def test_what_is_slower_or_loses_ap_does_not_pass(quantized, engines, tmp_path):
@@ -115,9 +165,16 @@ def test_ap_is_measured_where_calibration_has_annotations(quantized, tmp_path):
     write_dataset(tmp_path / "scenes", 4)
     truth = tmp_path / "scenes" / "annotations.json"
     with OnnxSession(quantized[0]) as session:
-        average_precision = _average_precision(truth)
+        average_precision = _average_precision(truth, [])
         assert average_precision is not None and 0.5 < average_precision(session) < 1
-    document = json.loads(truth.read_text())
+        document, warnings = json.loads(truth.read_text()), []
+        for category in document["categories"]:
+            category["name"] += " of another model"
+        truth.write_text(json.dumps(document))
+        average_precision = _average_precision(truth, warnings)
+        assert average_precision is not None and average_precision(session) is average_precision(session) is None
+        (warning,) = warnings
+        assert "AP of engines was not compared" in warning and "no class of the model" in warning
     truth.write_text(json.dumps(document | {"annotations": []}))
-    assert _average_precision(truth) is None
-    assert _average_precision(tmp_path / "scenes" / "images") is None and _average_precision(None) is None
+    for given in (truth, tmp_path / "scenes" / "images", None):
+        assert _average_precision(given, []) is None

@@ -140,6 +140,7 @@ class EngineBuilder(Builder):
             work.folder / name,
             config,
             work.spec,
+            plain_graph=work.plain,
             text_engine=_text_engine_of(work.folder / name),
             average_precision=work.average_precision,
             progress=lambda fraction, text: work.say(f"gain {name}", fraction, text),

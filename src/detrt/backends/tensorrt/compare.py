@@ -45,12 +45,14 @@ def compare_engine(
         return compare_sessions(reference, candidate, precision, progress=progress)
 
 
-def open_engine_beside(reference: BaseSession | None, engine: Path, text_engine: Path | None = None) -> BaseSession:
+def open_engine_beside(
+    reference: BaseSession | None, engine: Path, text_engine: Path | None = None, **choices: bool
+) -> BaseSession:
     """An engine, with the tokenizer of another session of the same model where it takes a prompt; else that session may be left out.
 
-    text_engine: of its text encoder; None: the encoder of `reference`.
+    text_engine: of its text encoder; None: the encoder of `reference`. choices: how `open_engine` opens the detector.
     """
-    detector = open_engine(engine)
+    detector = open_engine(engine, **choices)
     if not isinstance(reference, PromptedSession):
         return detector
     encoder = reference.text_encoder

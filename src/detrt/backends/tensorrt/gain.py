@@ -66,14 +66,17 @@ def measure_gain(
     config: EngineConfig,
     spec: ModelSpec,
     *,
+    plain_graph: Path | None = None,
     text_engine: Path | None = None,
     average_precision: Callable[[BaseSession], float | None] | None = None,
     progress: Callable[[float, str], None] | None = None,
 ) -> Gain:
-    """Build the engine without the pairs of QuantizeLinear and DequantizeLinear of its graph, and run both in turns.
+    """Build the engine in 16 bits, and run both in turns.
 
     Args:
         graph_path, engine: the quantized graph, and the engine that `config` made of it.
+        plain_graph: the graph in 16 bits that would have been built instead; None: the quantized one without its quantization, which takes
+            the same time, but whose weights stay rounded.
         text_engine: as `compare_engine` takes it.
         average_precision: AP (0..1) of an opened engine; None: AP is not measured.
         progress: called with (fraction, text).
@@ -84,13 +87,15 @@ def measure_gain(
     say = progress or (lambda fraction, text: None)
     with tempfile.TemporaryDirectory(prefix="detrt-gain-") as folder, contextlib.ExitStack() as closing:
         say(0.0, "engine without quantization")
-        plain_path = _plain_engine(graph_path, Path(folder), config, spec)
+        plain_path = Path(folder) / "plain.engine"
+        build_engine(plain_graph or _without_quantization(graph_path, Path(folder)), plain_path, config, spec)
         reference = None  # of a model that takes a prompt, for its tokenizer
         if spec.text is not None:
             reference = closing.enter_context(contextlib.closing(open_session(graph_path, emulate_low_precision=True)))
         opened = [
-            closing.enter_context(contextlib.closing(open_engine_beside(reference, path, text_engine)))
-            for path in (engine, plain_path)
+            closing.enter_context(contextlib.closing(open_engine_beside(reference, path, text_engine, **choices)))
+            # Kernels as they are when all are compiled; those of the other engine are of no use later.
+            for path, choices in ((engine, {"eager_kernels": True}), (plain_path, {"eager_kernels": True, "keep_kernels": False}))
         ]
         low, plain = [session.bind(PROMPT) for session in opened] if spec.text is not None else opened
         say(0.6, "time")
@@ -104,15 +109,15 @@ def measure_gain(
         return replace(found, ap=ap, plain_ap=plain_ap)
 
 
-def _plain_engine(graph_path: Path, folder: Path, config: EngineConfig, spec: ModelSpec) -> Path:
+def _without_quantization(graph_path: Path, folder: Path) -> Path:
     from ... import graph
-    from ...graph.dequantize import remove_quantization
+    from ...graph.dequantize import remove_quantization, skip_centres
 
     model = graph.load(graph_path)
     remove_quantization(model)
+    skip_centres(model)
     graph.save(model, folder / "plain.onnx")
-    build_engine(folder / "plain.onnx", folder / "plain.engine", config, spec)
-    return folder / "plain.engine"
+    return folder / "plain.onnx"
 
 
 def _times(low: BaseSession, plain: BaseSession, feeds: Feeds) -> tuple[float, float]:

@@ -13,11 +13,12 @@ from ..search import FileSearch, Opener, Parts, SessionOptions
 from .first_opening import check_first_opening
 
 
-def open_engine(path: Path, device: str | None = None, *, eager_kernels: bool = False) -> BaseSession:
+def open_engine(path: Path, device: str | None = None, *, eager_kernels: bool = False, keep_kernels: bool = True) -> BaseSession:
     """An engine alone, without the text encoder and the tokenizer of a model that takes a prompt."""
     from .session import TensorRTSession
 
-    return TensorRTSession(path, device=device or "cuda:0", specialization="eager" if eager_kernels else "lazy")
+    specialization = "eager" if eager_kernels else "lazy"
+    return TensorRTSession(path, device=device or "cuda:0", specialization=specialization, keep_kernels=keep_kernels)
 
 
 class EngineOpener(Opener):

@@ -73,7 +73,7 @@ class TensorRTSession(BaseSession):
         TensorRT-RTX the library records the graphs itself.
     max_shapes: combinations of input shapes that are kept ready; the one unused for longest goes.
     runtime_cache: TensorRT-RTX only: file of compiled kernels, read here and written after some runs and by `close`. None: a file
-        for this engine and GPU, see `default_runtime_cache`.
+        for this engine and GPU, see `default_runtime_cache`. keep_kernels: false for no such file, of an engine that is not opened again.
     specialization: TensorRT-RTX only: compile kernels for each new shape "lazy" (in the background),
         "eager" (before its first run) or "none".
     trt, cuda: replace the libraries, for tests (see `fake`).
@@ -95,6 +95,7 @@ class TensorRTSession(BaseSession):
         cuda_graph: bool = True,
         max_shapes: int = 4,
         runtime_cache: str | os.PathLike | None = None,
+        keep_kernels: bool = True,
         specialization: str = "lazy",
         trt: Trt | None = None,
         cuda: Any = None,
@@ -132,7 +133,7 @@ class TensorRTSession(BaseSession):
         self.graph_note = "" if cuda_graph else "switched off"
         self._cache_path = None if runtime_cache is None else Path(runtime_cache)
         self._cache_given = runtime_cache is not None
-        if self._trt.is_rtx and runtime_cache is None:
+        if self._trt.is_rtx and runtime_cache is None and keep_kernels:
             self._cache_path = default_runtime_cache(self.path, self.facts, gpu_name)
         self._runs = 0
         self._last_shapes: Shapes | None = None  # of `run`
@@ -313,7 +314,12 @@ class TensorRTSession(BaseSession):
         from .probing import engine_fetch
 
         return engine_fetch(
-            view, self.spec, feeds, self.facts, compute_capability=self.info.compute_capability, open_engine=TensorRTSession
+            view,
+            self.spec,
+            feeds,
+            self.facts,
+            compute_capability=self.info.compute_capability,
+            open_engine=lambda path: TensorRTSession(path, device=self._device, keep_kernels=False),
         )
 
     def layer_times(self, repeats: int) -> dict[str, float]:
