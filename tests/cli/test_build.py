@@ -421,7 +421,7 @@ def test_an_engine_that_detects_something_else_is_not_handed_over(cli, place, mo
 
     def write_engine(path, output, config, spec, *, progress):
         output.write_bytes(b"engine")
-        facts = EngineFacts("tensorrt", "8.5.3.1", (90,), "fp32", {"pixel_values": {}}, onnx_sha256="")
+        facts = EngineFacts("tensorrt", "8.5.3.1", (90,), "fp32", {}, onnx_sha256="")
         return BuiltEngine(output, write_sidecar(output, spec, facts), facts, 6)
 
     monkeypatch.setattr(building, "build_engine", write_engine)
