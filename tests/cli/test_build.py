@@ -400,6 +400,14 @@ def test_a_bf16_graph_alone_is_warned_about(cli, place):
     assert "warning: ONNX Runtime has no convolutions in BF16 on CPUs" in result.err and "--precision fp16" in result.err
 
 
+def test_tf32_is_asked_for_of_graphs_in_fp32_alone(cli, place, monkeypatch):
+    monkeypatch.setattr(building.EngineBuilder, "missing", lambda *_: [])
+    graph.save(pixel_model(), place / "pixels.onnx")
+    cli("build", "pixels.onnx", "-o", "half", "--precision", "fp16", "--min-fraction", "0")
+    build = ["build", "half", "--target", "tensorrt", "--precision", "tf32"]
+    cli.refused(*build, names="--precision tf32 is for a graph in FP32, and this one is in fp16", advice="leave it out: --tf32")
+
+
 def test_a_detector_has_its_engine_without_one_of_its_text_encoder(tmp_path, monkeypatch):
     """TensorRT 8.5.3 crashes on the text encoder of OWL-ViT and builds the detector."""
 

@@ -72,13 +72,18 @@ class EngineBuilder(Builder):
         """The engine of the detector, and the one of its text encoder. compare: run it beside its graph, where this machine can.
 
         Raises:
-            ExportError: the graph's INT8 is placed for another runtime.
+            ExportError: the graph's INT8 is placed for another runtime, or TF32 is asked for of a graph that is not FP32.
             EngineError: TensorRT, or the GPU, does not compute in the graph's precision.
             GateError: the engine has another precision than its graph, or detects something else.
         """
         _check_placement(work.recorded_precision.get("qdq_placement"))
         precision = work.graph_precision
         if precision is not None and precision != Precision.FP32:
+            if work.precision.precision == Precision.TF32:
+                raise ExportError(
+                    f"`precision=tf32` is for a graph in FP32, and this one is in {precision}; leave it out: `tf32` lets what is FP32 in the "
+                    "graph use TF32. Or build from the checkpoint"
+                )
             check_capability(precision, [config])
         name = engine_name(config, precision or Precision.FP32)
         facts = self._engine(work, MODEL, name, config, "engine")
