@@ -180,6 +180,7 @@ def test_precision():
         ("Could not find any implementation for node {ForeignNode[a...b]}", "`msda=gather`"),
         ("Cuda Runtime (cudaError 35: CUDA driver version is insufficient)", "no CUDA device"),
         ("OutOfMemory: requested size was 123", "Lower the max"),
+        ("Error Code 2: OutOfMemory (Requested size was 10402748 bytes.)", "more where that limit is what was reached"),
         ("OutOfMemory (no further information) blockChooser.cpp::getRegionBlockSize::601", "Give one image size"),
         ("", "the builder gave no reason"),
     ],

@@ -99,7 +99,8 @@ _BUILD_HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"[Oo]ut ?[Oo]f ?[Mm]emory|OutOfMemory|cudaError 2\b|bad_alloc|[Rr]equested size was",
-        "there is not enough memory. Lower the max of `batch`, `height` and `width`, or `workspace_mib`",
+        "there is not enough memory. Lower the max of `batch`, `height` and `width`, or change `workspace_mib`: less where the GPU is full, "
+        "more where that limit is what was reached",
     ),
     (
         NO_KERNEL,
