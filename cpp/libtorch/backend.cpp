@@ -1,7 +1,11 @@
 #include "backend.hpp"
 
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 #include <mutex>
+#include <set>
+#include <sstream>
 
 #include "detrt/error.hpp"
 #include "package.hpp"
@@ -24,6 +28,23 @@ std::string capabilities(const BundleFile& file) {
   return text.empty() ? "another GPU" : text;
 }
 
+// An instruction set that the package may use and this CPU has not: it would end the process. Empty where there is none, or
+// the system names none.
+std::string missing_flag(const BundleFile& file) {
+  std::ifstream facts("/proc/cpuinfo");
+  for (std::string line; std::getline(facts, line);) {
+    if (line.rfind("flags", 0) != 0 && line.rfind("Features", 0) != 0) // x86, ARM
+      continue;
+    std::istringstream words(line.substr(std::min(line.find(':'), line.size() - 1) + 1));
+    const std::set<std::string> has{std::istream_iterator<std::string>(words), {}};
+    for (const std::string& flag : file.engine ? file.engine->cpu_flags : std::vector<std::string>{})
+      if (has.find(flag) == has.end())
+        return flag;
+    break;
+  }
+  return "";
+}
+
 std::optional<BundleFile> choose(const Bundle& bundle, const SessionOptions& options, std::string& why) {
   if (has_tensorrt_choices(options, why))
     return std::nullopt;
@@ -43,6 +64,19 @@ std::optional<BundleFile> choose(const Bundle& bundle, const SessionOptions& opt
   if (files.empty()) {
     why = "the bundle's compiled package is of the form that only Python opens; build it with --target inductor --form "
           "aoti";
+    return std::nullopt;
+  }
+  std::string missing;
+  files.erase(std::remove_if(files.begin(), files.end(),
+                             [&](const BundleFile& file) {
+                               const std::string flag = missing_flag(file);
+                               missing = flag.empty() ? missing : flag;
+                               return !flag.empty();
+                             }),
+              files.end());
+  if (files.empty()) {
+    why = "the package was compiled for a CPU with " + missing +
+          ", which this one has not; compile it here with detrt build --target inductor";
     return std::nullopt;
   }
   const std::optional<int> device = device_number(options.device);

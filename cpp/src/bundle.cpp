@@ -68,6 +68,10 @@ EngineFacts engine_of(const Json& json) {
       return value.is_string() ? value.get<std::string>() : otherwise;
     };
     facts.format = text("format", "");
+    if (const auto flags = options.find("cpu_flags"); flags != options.end() && flags->is_array())
+      for (const Json& flag : *flags)
+        if (flag.is_string())
+          facts.cpu_flags.push_back(flag.get<std::string>());
     facts.hardware_compatibility = text("hardware_compatibility", "none");
     facts.performance = text("performance", "");
     const Json streams = options.value("streams", Json());

@@ -253,7 +253,7 @@ class Detector:
         text_threshold: lowest score of a token, 0 to 1.
         device: "cpu" or "cuda:N"; None: the backend's own. This and all that follow are for a model that is opened here.
         backend: "auto", "onnxruntime", "onnxruntime-rtx", "tensorrt", "inductor", "openvino" or "torch".
-        threads: of ONNX Runtime and OpenVINO on the CPU.
+        threads: of a model that runs on the CPU. PyTorch has one number for a process: it stays what it was set to last.
         performance: of OpenVINO: "latency", all threads work on one batch, or "throughput", several batches at a time.
         streams: batches at a time with "throughput".
         spec: replaces the spec of an ONNX file.

@@ -220,17 +220,23 @@ def processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def cpu_flags() -> frozenset[str]:
+    """Instruction sets of this CPU by the names of Linux, such as avx2 and avx512_vnni; empty where the system names none."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as facts:
+            found = (line.partition(":")[2] for line in facts if line.startswith(("flags", "Features")))  # x86, ARM
+            return frozenset(next(found, "").split())
+    except OSError:
+        return frozenset()
+
+
 def saturates_int8() -> bool:
     """Whether this CPU has no exact INT8 products: x86 without VNNI, as far as the system tells (Linux).
 
     Its instruction for them, `vpmaddubsw`, clips the sum of two products to 16 bits. OpenVINO and ONNX Runtime use it.
     """
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as facts:
-            flags = next((line.split(":", 1)[1].split() for line in facts if line.startswith("flags")), [])
-    except OSError:
-        return False
-    return bool(flags) and not any("vnni" in flag for flag in flags)
+    flags = cpu_flags()
+    return "sse2" in flags and not any("vnni" in flag for flag in flags)
 
 
 SATURATES = (

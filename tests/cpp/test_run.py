@@ -137,6 +137,7 @@ def test_bad_input_is_a_message(build, sanitized, bundle, photos, tmp_path):
         ([swapped], "SHA-256 differs"),
         ([edit("gpu", other("compute_capabilities", [90]))], "and PyTorch sees no GPU here"),
         ([edit("form", other("options", {"format": "artifact"}))], "of the form that only Python opens"),
+        ([edit("cpu", other("options", {"format": "aoti", "cpu_flags": ["no_such_set"]}))], "for a CPU with no_such_set, which"),
         ([edit("prompted", lambda d: d.update(spec=prompted))], "models that take a prompt run in Python only"),
         ([edit("version", other("runtime_version", "2.1.0"))], "was compiled by PyTorch 2.1.0"),
         ([edit("facts", lambda d: d["files"][0].update(engine=None))], "does not say which tensors"),

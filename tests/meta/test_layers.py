@@ -45,6 +45,7 @@ DOORS: dict[str, tuple[str, ...]] = {
         "models/",
         "export/",
         "backends/torch/session.py",
+        "backends/torch/threads.py",
         "backends/inductor/",
         "backends/gpu/",
         "backends/onnxruntime/gpu.py",

@@ -24,6 +24,7 @@ struct EngineFacts {
   std::vector<int> compute_capabilities; // 86, 89
   std::string precision;
   std::string format; // options.format of a compiled package: "aoti", or "artifact", which only Python opens
+  std::vector<std::string> cpu_flags; // of a compiled package: instruction sets that it may use, by Linux's names
   std::string hardware_compatibility = "none"; // "ampere_plus": also for every later GPU
   bool version_compatible = false;             // also for later versions of TensorRT
   std::string performance; // of an OpenVINO model: "latency" or "throughput", or empty

@@ -56,7 +56,7 @@ def open_session(
         backend: one of `targets.backend_names()`; anything but "auto" must suit the reference.
         device: "cpu" or "cuda:N", never the CPU where a GPU is named; with OpenVINO also "xpu:N" (an Intel GPU) and "npu". None:
             the backend's own default. With "cpu" the OpenVINO model or the ONNX file of a bundle runs, unless `backend` says otherwise.
-        threads: of ONNX Runtime and OpenVINO on the CPU.
+        threads: of a model that runs on the CPU. PyTorch has one number for a process: it stays what it was set to last.
         performance: of OpenVINO: "latency" or "throughput", as `OpenVinoRun`; None: as the model was built.
         streams: batches at a time with "throughput"; None: as the model was built.
         spec: replaces the spec of an ONNX file.

@@ -113,7 +113,9 @@ class ImageOptions:
 class OpenOptions:
     """How a model is opened, beside its backend and device."""
 
-    threads: int | None = field(default=None, metadata={"help": "Threads of ONNX Runtime and OpenVINO.", "panel": "Advanced"})
+    threads: int | None = field(
+        default=None, metadata={"help": "Threads of a model that runs on a CPU; default: all cores.", "panel": "Advanced"}
+    )
     spec: Path | None = field(default=None, metadata={"help": "Spec of an ONNX file that has none.", "panel": "Advanced"})
 
 

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,10 +20,11 @@ import torch._inductor.config
 
 from detrt.backends.compare import output_differences
 from detrt.backends.inductor import compile
+from detrt.backends.inductor import session as session_module
 from detrt.backends.inductor.build import check_packages, check_ready, fixed_spec
 from detrt.backends.inductor.capture import CapturedGraph, capture, module_of
-from detrt.backends.inductor.compile import compile_artifact, options_for
-from detrt.backends.inductor.config import InductorConfig, package_name
+from detrt.backends.inductor.compile import compile_aoti, compile_artifact, options_for
+from detrt.backends.inductor.config import CPU_FLAGS, InductorConfig, package_name
 from detrt.backends.inductor.fusing import fuse_attention
 from detrt.backends.inductor.nodes import MSDA, Constants, move_constants
 from detrt.backends.inductor.package import load_package
@@ -365,6 +367,67 @@ def test_a_package_of_another_version_is_not_opened(bundle, tmp_path, monkeypatc
     session.close()
     with pytest.raises(EngineError, match="targets=inductor"):
         open_session(other, backend="inductor")
+
+
+def test_a_package_of_another_cpu_is_not_opened(bundle, monkeypatch):
+    """PyTorch has the C++ compiler use all that the CPU has, and an instruction that a CPU has not ends the process."""
+    entry = Bundle.open(bundle).of_kind("inductor")[0]
+    flags = entry.engine.options["cpu_flags"]
+    assert set(flags) == {flag for flag in session_module.cpu_flags() if CPU_FLAGS.fullmatch(flag)}
+    if not flags:
+        pytest.skip("this system does not tell what its CPU has")
+    monkeypatch.setattr(session_module, "cpu_flags", lambda: frozenset(flags[:-1]))
+    with pytest.raises(EngineError, match=f"a CPU with {flags[-1]}, which this one has not; build it again"):
+        InductorSession(bundle / entry.path)
+    with open_session(bundle) as session:
+        assert session.info.name == "onnxruntime-cpu" and f"with {flags[-1]}" in session.info.note
+    for known in (flags, []):  # no system that tells nothing refuses
+        monkeypatch.setattr(session_module, "cpu_flags", lambda known=known: frozenset(known))
+        InductorSession(bundle / entry.path).close()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("ref", ["package", "random:yolos/tiny"])
+def test_threads(bundle, ref, count):
+    """In a thread that has not called PyTorch before, as in a server; OpenMP keeps the number for each thread."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    def threads_of_a_run() -> str:
+        session.run(feeds)
+        return torch.__config__.parallel_info()
+
+    before = torch.get_num_threads()
+    try:
+        with open_session(bundle if ref == "package" else ref, threads=count) as session:
+            feeds = example_feeds(session.spec, 1, (64, 96))
+            with ThreadPoolExecutor(1) as pool:
+                told = pool.submit(threads_of_a_run).result()
+    finally:
+        torch.set_num_threads(before)
+    assert f"at::get_num_threads() : {count}\n" in told and f"omp_get_max_threads() : {count}\n" in told
+
+
+def test_the_code_of_a_package_has_no_number_of_threads(tmp_path):
+    """Else a package that was compiled with 64 threads would run with 64 on two cores, and one of one thread with one everywhere."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 + (os.cpu_count() or 1))
+    try:
+        example = torch.rand(64, 4096)
+        program = torch.export.export(Wide(), (example,))
+        captured = CapturedGraph(module_of(program), (example,), ("x",), ("y",), {}, {})
+        compile_aoti(captured, tmp_path / "package.pt2", options_for("cpu"))
+    finally:
+        torch.set_num_threads(before)
+    with zipfile.ZipFile(tmp_path / "package.pt2") as archive:
+        code = b"".join(archive.read(name) for name in archive.namelist() if name.endswith(".cpp"))
+    assert b"#pragma omp parallel\n" in code and b"num_threads(" not in code
+    (found,) = load_package(tmp_path / "package.pt2")(example)
+    assert torch.equal(found, Wide()(example)[0])
+
+
+class Wide(torch.nn.Module):
+    def forward(self, x):
+        return (torch.relu(x - 0.5) * 2,)
 
 
 def test_a_damaged_package_is_an_error(bundle, tmp_path):

@@ -33,8 +33,9 @@ _EARLY_PIXELS = 1 << 20
 def options_for(device: str, tune: str = "", pixels: int = 0) -> dict[str, Any]:
     """Options of the compiler. tune: "" for its defaults, "max" to try many kernels for matmuls and convolutions. pixels: of a batch."""
     if device == "cpu":
-        # Weights are laid out for the CPU's own convolutions while compiling.
-        return {**_COMMON, "freezing": True}
+        # Weights are laid out for the CPU's own convolutions while compiling. Without dynamic threads the code has the number of threads
+        # of this process in it, unless that is the number of cores.
+        return {**_COMMON, "freezing": True, "cpp.dynamic_threads": True}
     # Padded strides would reach the kernel of deformable attention, which needs dense ones. `shape_padding` times matmuls while
     # compiling, where other work distorts the timing: with it Grounding DINO took 4.5 ms instead of 4.1.
     options: dict[str, Any] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -16,6 +17,10 @@ TUNES = ("default", "max")
 FORMS = ("auto", "aoti", "artifact")
 DEFAULT_BATCH = (1, 1, 8)
 DEFAULT_TOKENS, MAX_PROMPT_TOKENS = 64, 1024
+# Instruction sets that a compiler uses by itself where the CPU has them; AMX and the like it only uses where it is told to.
+CPU_FLAGS = re.compile(
+    r"ssse3|sse4_[12]|avx(?!512_vp2)\w*|fma4?|f16c|bmi[12]|abm|popcnt|movbe|gfni|vaes|vpclmulqdq|xop|asimd\w*|sve\w*|i8mm|bf16|fphp|atomics"
+)
 PRECISIONS = tuple(kind for kind in Precision if not kind.quantized)
 
 

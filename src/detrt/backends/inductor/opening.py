@@ -17,7 +17,7 @@ class PackageOpener(Opener):
     """Opens packages; several of one kind of device are one session of several sizes."""
 
     def open_file(self, path: Path, options: SessionOptions) -> BaseSession:
-        return InductorSession(path, device=options.device)
+        return InductorSession(path, device=options.device, threads=options.threads)
 
     def measured_on(self, entries: Sequence[BundleFile], devices: Sequence[str]) -> Sequence[str | None]:
         """The kinds of device that packages were compiled for, GPUs first; of a file alone its own."""
@@ -34,7 +34,8 @@ class PackageOpener(Opener):
                 continue
             path = bundle.checked_path(entry)
             try:
-                opened.append(InductorSession(path, bundle.spec, entry.engine, device=search.options.device))
+                options = search.options
+                opened.append(InductorSession(path, bundle.spec, entry.engine, device=options.device, threads=options.threads))
                 entries.append(entry)
             except (EngineError, MissingPackageError, SessionError) as error:
                 search.reasons.append(f"{entry.path}: {error}")

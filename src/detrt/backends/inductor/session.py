@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from ...data.raw_image import LoadedImage
 from ...errors import EngineError, MissingPackageError, SessionError, one_line
 from ...models import trust
 from ...spec import PIXEL_VALUES, ModelSpec, TensorInfo
+from ...system import cpu_flags
 from ..base import BaseSession, Choices, Feeds, ImageRunner, Outputs, PendingOutputs, SessionInfo, check_feeds
 from .config import NATIVE
 
@@ -32,7 +34,7 @@ class InductorSession(BaseSession):
     """A Session over a compiled package.
 
     path: the `.pt2` file. spec, facts: from the bundle; None: from the sidecar beside the file. device: "cuda:N" for
-    packages of a GPU; None is the first one. graphs: replay a CUDA graph for each input shape.
+    packages of a GPU; None is the first one. graphs: replay a CUDA graph for each input shape. threads: on a CPU; None: PyTorch's.
 
     Raises:
         EngineError: built by another version of PyTorch, for another GPU or a better CPU, or damaged.
@@ -47,6 +49,7 @@ class InductorSession(BaseSession):
         *,
         device: str | None = None,
         graphs: bool = True,
+        threads: int | None = None,
     ) -> None:
         path = Path(path)
         if spec is None or facts is None:
@@ -55,6 +58,7 @@ class InductorSession(BaseSession):
             import torch
         except ImportError:
             raise MissingPackageError("torch", "export", f"running '{path.name}'") from None
+        from ..torch.threads import use_threads
         from .package import load_package
 
         trust.require(path, NATIVE)
@@ -78,6 +82,7 @@ class InductorSession(BaseSession):
             compiled=True,
         )
         graphs = graphs and self._device.type == "cuda"
+        self._use_threads = partial(use_threads, threads)
         try:
             self._run: Any = load_package(path, str(self._device), threads=not graphs)
         except EngineError:
@@ -117,6 +122,7 @@ class InductorSession(BaseSession):
         torch = self._torch
         with torch.inference_mode():
             if self._device.type == "cpu":
+                self._use_threads()
                 outputs = self._run(*(torch.from_numpy(a) for a in arrays))
                 return [t.numpy().copy() for t in outputs]
             with torch.cuda.device(self._device), self._convolution_flags():
@@ -228,7 +234,15 @@ def _check_versions(torch: Any, facts: EngineFacts, name: str, device: Any) -> N
                 f"'{name}' was compiled for SM {', '.join(map(str, facts.compute_capabilities))}, this GPU is SM "
                 f"{major * 10 + minor} ({torch.cuda.get_device_name(device)}); {rebuild}"
             )
-        return
+        if facts.options.get("format") != "aoti":
+            return  # of an artifact only the kernels of the GPU are machine code
+    known = cpu_flags()
+    missing = [flag for flag in facts.options.get("cpu_flags", ()) if flag not in known] if known else []
+    if missing:
+        raise EngineError(
+            f"'{name}' was compiled for a CPU with {', '.join(missing[:4])}{' and more' * (len(missing) > 4)}, which this one has not; "
+            f"{rebuild}"
+        )
     built_for, here = str(facts.options.get("cpu_capability", "")), torch.backends.cpu.get_cpu_capability()
     if built_for in _CPU_LEVELS and here in _CPU_LEVELS and _CPU_LEVELS.index(built_for) > _CPU_LEVELS.index(here):
         raise EngineError(f"'{name}' was compiled for a CPU with {built_for}, this one has {here}; {rebuild}")

@@ -24,14 +24,14 @@ from ...errors import GateError, one_line
 from ...models.contract import contract
 from ...models.load import load_source
 from ...spec import ModelSpec, Precision
-from ...system import Progress, peak_memory_mib, repeating
+from ...system import Progress, cpu_flags, peak_memory_mib, repeating
 from ...text.tensors import CLASSES_AXIS, PHRASES_AXIS, TOKENS_AXIS
 from ..base import Outputs
 from ..child_process import answer_parent
 from ..compare import differences_of_runs, require_near
 from .capture import CapturedGraph
 from .compile import compile_package
-from .config import InductorConfig
+from .config import CPU_FLAGS, InductorConfig
 from .package import Run, is_artifact, load_package
 from .passes import prepare, tune_for_gpu
 from .ties import run_with_ties
@@ -203,8 +203,10 @@ def _capabilities(device: str) -> list[int]:
     return [major * 10 + minor]
 
 
-def _machine(device: str) -> dict[str, str]:
-    facts = {"cpu_capability": torch.backends.cpu.get_cpu_capability()}
+def _machine(device: str) -> dict[str, Any]:
+    """cpu_flags: what the C++ compiler may have used, which PyTorch tells to compile for the CPU that it runs on."""
+    flags = sorted(filter(CPU_FLAGS.fullmatch, cpu_flags()))
+    facts: dict[str, Any] = {"cpu_capability": torch.backends.cpu.get_cpu_capability(), "cpu_flags": flags}
     if device == "cuda":
         facts |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
     return facts

@@ -28,7 +28,7 @@ class TorchOpener(Opener):
             raise MissingPackageError(error.name or "torch", "export", "running a checkpoint") from None
 
         source = load_source(os.fspath(path), options.load)
-        session = open_torch(source, device=options.device or CPU)
+        session = open_torch(source, device=options.device or CPU, threads=options.threads)
         session.checkpoint_sha256 = source.provenance.checkpoint_sha256
         for note in source.notes:
             session.add_note(note)

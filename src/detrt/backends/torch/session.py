@@ -19,12 +19,13 @@ from ...tasks.reading_order import cuts_coordinates
 from ...text.tokenizer import PromptTokenizer
 from ..base import BaseSession, Choices, Feeds, Outputs, SessionInfo, check_feeds
 from ..prompted import PromptedSession
+from .threads import use_threads
 
 if TYPE_CHECKING:
     from ...models.source import Source
 
 
-def open_torch(source: Source, *, device: str = "cpu", spec: ModelSpec | None = None) -> BaseSession:
+def open_torch(source: Source, *, device: str = "cpu", spec: ModelSpec | None = None, threads: int | None = None) -> BaseSession:
     """A TorchSession; of a model that takes a prompt a `PromptedSession`, whose detector takes token ids if
     the original model does.
 
@@ -34,19 +35,18 @@ def open_torch(source: Source, *, device: str = "cpu", spec: ModelSpec | None = 
     spec = spec or exported_spec(source, ExportConfig())
     text = spec.text
     if text is None:
-        return TorchSession(source, device=device, spec=spec)
+        return TorchSession(source, device=device, spec=spec, threads=threads)
     if source.tokenizer is None:
         raise SourceError(f"'{source.provenance.source}' has no tokenizer; give one with `tokenizer=FILE`")
     tokenizer = PromptTokenizer(source.tokenizer, text)
     # The original model has a separate text encoder for class names only, and does not decode boxes.
     spec = spec.with_decode(in_graph=False, nms_in_graph=False, score_threshold=0.0)
     spec = replace(spec, text=replace(text, encoder=_text_encoder_of(text)))
-    encoder = TorchSession(source, device=device, spec=spec, part="text encoder") if _text_encoder_of(text) else None
-    detector = TorchSession(source, device=device, spec=spec)
+    options: dict[str, Any] = {"device": device, "spec": spec, "threads": threads}
+    encoder = TorchSession(source, **options, part="text encoder") if _text_encoder_of(text) else None
+    detector = TorchSession(source, **options)
     part = "encoder of query images"
-    queries = (
-        functools.partial(TorchSession, source, device=device, spec=spec, part=part) if text.prompt_kind.takes_images else None
-    )
+    queries = functools.partial(TorchSession, source, **options, part=part) if text.prompt_kind.takes_images else None
     return PromptedSession(detector, tokenizer, encoder, query_encoder=queries)
 
 
@@ -59,13 +59,21 @@ class TorchSession(BaseSession):
 
     source: the checkpoint. device: "cpu", "cuda" or "cuda:N". spec: the contract of inputs and
     outputs; the default takes raw uint8 pixels and returns logits and boxes. part: "detector", or
-    "text encoder" or "encoder of query images" of a model that takes a prompt; `open_torch` puts them together.
+    "text encoder" or "encoder of query images" of a model that takes a prompt; `open_torch` puts them together. threads: on a CPU; None: PyTorch's.
 
     Raises:
         SessionError: a device that does not exist.
     """
 
-    def __init__(self, source: Source, *, device: str = "cpu", spec: ModelSpec | None = None, part: str = "detector") -> None:
+    def __init__(
+        self,
+        source: Source,
+        *,
+        device: str = "cpu",
+        spec: ModelSpec | None = None,
+        part: str = "detector",
+        threads: int | None = None,
+    ) -> None:
         try:
             self._device = torch.device(device)
             if self._device.type == "cuda" and not torch.cuda.is_available():
@@ -74,6 +82,7 @@ class TorchSession(BaseSession):
             self.module = _module(source, self.spec, part).eval().to(self._device)
         except (RuntimeError, ValueError) as error:
             raise SessionError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
+        self._threads = threads if self._device.type == "cpu" else None
         note = _use_kernel(source.module) if self._device.type == "cuda" else ""
         contracts = {"detector": contract, "text encoder": text_encoder_contract}
         inputs, outputs = contracts.get(part, query_encoder_contract)(self.spec)
@@ -95,6 +104,7 @@ class TorchSession(BaseSession):
             SessionError: feeds that do not fit, another number or shape of selections, or PyTorch failed.
         """
         check_feeds(self.inputs, feeds)
+        use_threads(self._threads)
         tensors = [torch.from_numpy(np.ascontiguousarray(feeds[i.name])).to(self._device) for i in self.inputs]
         try:
             # PyTorch's default for convolutions on a GPU is TF32, which a reference must not use.
