@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.worker_process import Bulk
-from ..data.images import FAST_FORMATS
 from ..data.tiles import Tiling
 from ..detections import Detections
 from ..errors import SessionError
@@ -42,9 +41,9 @@ class Setup:
     size_hw: tuple[int, int] | None
     max_batch: int
     max_pixels: int
-    image_decoder: str = "cpu"
-    image_formats: tuple[str, ...] = FAST_FORMATS
-    max_prompt_runs: int = 8
+    image_decoder: str
+    image_formats: tuple[str, ...]
+    max_prompt_runs: int
     pinned: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -137,10 +136,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Nobody waits any more for these tasks of a batch, by their places in it."""
+    """Nobody waits any more for these tasks of a batch, by their slots."""
 
     number: int
-    places: tuple[int, ...]
+    slots: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

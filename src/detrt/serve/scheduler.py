@@ -128,13 +128,13 @@ class Pool:
         gone = set(map(id, items))
         for worker in self.workers:
             for number, sent in worker.running.items():
-                places = tuple(place for place, item in enumerate(sent.items) if id(item) in gone)
-                if not places:
+                slots = tuple(slot for slot, item in enumerate(sent.items) if id(item) in gone)
+                if not slots:
                     continue
                 if all(item.state == "left" for item in sent.items):
                     sent.abandoned = asyncio.get_running_loop().time()
                 if worker.state == "ready":
-                    worker.send(Left(number, places))
+                    worker.send(Left(number, slots))
 
     def retry_after(self) -> int:
         """Estimated seconds until the queue is empty, from recent throughput; 1 to 60."""

@@ -84,7 +84,7 @@ def serve_parent(channel: Channel) -> None:
 
     def noted(message: Batch | Left) -> bool:
         if isinstance(message, Left) and message.number in held:
-            held[message.number].left.update(message.places)
+            held[message.number].left.update(message.slots)
         return isinstance(message, Left)
 
     with ThreadPoolExecutor(setup.threads, "detrt-decode") as threads, ThreadPoolExecutor(1, "detrt-open") as opener:
@@ -118,7 +118,7 @@ def run_batch(models: Mapping[str, Model], batch: Batch, images: BatchImages) ->
             images.ahead = None
             tasks = [task for task, _ in parts.popleft()]
             first = len(results)
-            results += model.detect(tasks, decoded, runs.append, lambda place, first=first: left(first + place))
+            results += model.detect(tasks, decoded, runs.append, lambda slot, first=first: left(first + slot))
         return Done(batch.number, tuple(results), tuple(runs))
     except Exception:  # a bug: the request is refused, and the worker stays
         traceback.print_exc()
@@ -132,7 +132,7 @@ class BatchImages:
     read in a thread too: some take seconds, and the process must hear meanwhile who has left.
 
     Attributes:
-        left: places of the tasks that nobody waits for; their images are not decoded further.
+        left: slots of the tasks that nobody waits for; their images are not decoded further.
         decode: begins to decode a part in threads; gives its images in order.
         ahead: the images of the first part, or None where it is not begun.
     """
@@ -150,7 +150,7 @@ class BatchImages:
     def _open(self, tasks: Sequence[ImageTask | TensorTask], setup: Setup) -> deque[list[OpenedTask]]:
         parts: deque[list[OpenedTask]] = deque()
         total = first = 0
-        for place, task in enumerate(tasks):
+        for slot, task in enumerate(tasks):
             if not isinstance(task, ImageTask):
                 return parts
             opened: OpenedImage | NDArray[np.uint8] | Refused
@@ -162,7 +162,7 @@ class BatchImages:
                         task.data,
                         max_pixels=setup.max_pixels,
                         formats=setup.image_formats,
-                        stopped=partial(self.left.__contains__, place),
+                        stopped=partial(self.left.__contains__, slot),
                     )
                     pixels = opened.image.width * opened.image.height
             except DetrtError as error:
@@ -288,13 +288,13 @@ class Model:
         tasks: Sequence[ImageTask],
         images: Sequence[Decoded],
         ran: Callable[[int], None],
-        left: Callable[[int], bool] = lambda place: False,
+        left: Callable[[int], bool] = lambda slot: False,
     ) -> list[Result]:
         """Detections of each image as JSON: width, height, detections, and the prompt where it is a text.
 
-        ran: told the images of each run. left: whether nobody waits for the task at a place any more.
+        ran: told the images of each run. left: whether nobody waits for the task in a slot any more.
         """
-        images = [(_LEFT if left(place) else image, took) for place, (image, took) in enumerate(images)]
+        images = [(_LEFT if left(slot) else image, took) for slot, (image, took) in enumerate(images)]
         if self.detector.decoder is not None:
             images = self._decoded_on_gpu(self.detector.decoder, images)
         results: list[Result | None] = [image if isinstance(image, Refused) else None for image, _ in images]
@@ -362,7 +362,7 @@ class Model:
         return done
 
     def infer(
-        self, tasks: Sequence[TensorTask], ran: Callable[[int], None], left: Callable[[int], bool] = lambda place: False
+        self, tasks: Sequence[TensorTask], ran: Callable[[int], None], left: Callable[[int], bool] = lambda slot: False
     ) -> list[Result]:
         """Outputs of the model for tensors as they are, in as few runs as the model takes. Arguments as of `detect`."""
         results: list[Result | None] = [None] * len(tasks)

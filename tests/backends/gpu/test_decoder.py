@@ -18,7 +18,7 @@ from on_device import OnDevice
 from detrt.backends.gpu.decoder import GpuDecoder, upright_tensor
 from detrt.backends.gpu.yuv import GpuImage
 from detrt.backends.onnxruntime.session import OnnxSession
-from detrt.data.images import Input, common_jpeg, load_encoded, load_image
+from detrt.data.images import FAST_FORMATS, Input, common_jpeg, load_encoded, load_image
 from detrt.data.raw_image import EncodedImage
 from detrt.detector import Detector
 from detrt.errors import ArgumentError, ImageError, MissingPackageError, OutputError, SessionError
@@ -198,7 +198,7 @@ def test_a_server_decodes_there(exported, monkeypatch):
     from detrt.serve.messages import Batch, ImageTask, Setup
 
     path, served = exported("detr").path, ServedModel("detr", "unused")
-    setup = Setup((served,), "cuda:0", 1, "auto", {}, None, 4, 10**6, "gpu")
+    setup = Setup((served,), "cuda:0", 1, "auto", {}, None, 4, 10**6, "gpu", FAST_FORMATS, 8)
     monkeypatch.setattr(runner, "open_with", lambda *args, **kwargs: Decoding(path))
     model = runner.Model(served, setup)
     model.warm_up()

@@ -31,7 +31,7 @@ from detrt.backends.openvino.opening import PREFERRED_ON_CPU
 from detrt.backends.openvino.session import OpenVinoSession
 from detrt.backends.prompted import PromptedSession
 from detrt.bundle import Bundle, CpuSpeed
-from detrt.data.images import open_image
+from detrt.data.images import FAST_FORMATS, open_image
 from detrt.detector import Detector
 from detrt.errors import EngineError, ExportError, MissingPackageError, SessionError, SpecError
 from detrt.pipeline import build
@@ -146,7 +146,7 @@ def test_a_worker_of_the_server_divides_a_batch_among_the_streams(folder, monkey
     for performance, parts in (("latency", [3]), ("throughput", [2, 1])):
         run = {"performance": performance, **({} if performance == "latency" else {"streams": 2})}
         served = ServedModel("colours", str(folder))
-        setup = Setup((served,), "cpu", 2, "auto", run, None, 4, 10**6)
+        setup = Setup((served,), "cpu", 2, "auto", run, None, 4, 10**6, "cpu", FAST_FORMATS, 8)
         model, ran = Model(served, setup), []
         # OpenVINO may choose fewer streams than it is asked for, where there are fewer cores.
         monkeypatch.setattr(model.session, "_info", replace(model.session.info, parallel=len(parts)))
