@@ -12,11 +12,11 @@ pytest.importorskip("torch", reason="needs the 'export' extra")
 pytest.importorskip("transformers", reason="needs the 'export' extra")
 
 from checkpoint_folders import image_processor, save_folder
+from parity_scenes import parity_set
 from torchvision_nms import batched_nms
 
 from detrt.backends.prompted import TokenLabelSession
 from detrt.backends.torch.session import TorchSession, open_torch
-from detrt.data.scenes.phrases import parity_set
 from detrt.data.scenes.scene import draw_scene
 from detrt.evaluation import parity
 from detrt.models import published

@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 transformers = pytest.importorskip("transformers", reason="needs the 'export' extra")
 
 from checkpoint_folders import image_processor, save_folder
+from parity_scenes import parity_set
 from torchvision_nms import batched_nms
 
 from detrt import Detector, graph
@@ -28,7 +29,6 @@ from detrt.backends.torch.session import open_torch
 from detrt.data.matching import Gate, match
 from detrt.data.postprocess import decode
 from detrt.data.preprocess import preprocess
-from detrt.data.scenes.phrases import parity_set
 from detrt.data.scenes.scene import draw_scene
 from detrt.errors import GateError, SourceError
 from detrt.export import ExportConfig, export_onnx

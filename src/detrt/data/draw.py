@@ -30,8 +30,8 @@ _COLOURS = tuple((int(c[:2], 16), int(c[2:4], 16), int(c[4:], 16)) for c in _PAL
 def class_colour(class_id: int) -> RGB:
     """The colour of a class: the same in every image; 16 hues in 5 tints."""
     turn, index = divmod(int(class_id), len(_COLOURS))
-    towards, share = _TINTS[turn % len(_TINTS)]
-    red, green, blue = (round(c + (towards - c) * share) for c in _COLOURS[index])
+    towards, fraction = _TINTS[turn % len(_TINTS)]
+    red, green, blue = (round(c + (towards - c) * fraction) for c in _COLOURS[index])
     return red, green, blue
 
 

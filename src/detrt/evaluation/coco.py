@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import files
 from ..backends.base import Session
-from ..bundle import Bundle
+from ..bundle import MANIFEST, Bundle
 from ..data.coco import CocoDataset, Entry, check_masks, is_segmentation
 from ..data.datasets import load_dataset, size_of
 from ..data.preprocess import SizeHW
@@ -392,7 +392,7 @@ def identity(ref: str, session: Session) -> str:
     path = session.info.path
     if path is not None and path.is_file():
         return files.sha256_of(path)
-    if Path(ref).is_dir() and (Path(ref) / "detrt.json").is_file():
+    if (Path(ref) / MANIFEST).is_file():
         return Bundle.open(ref).provenance.checkpoint_sha256
     return f"{session.info.name} {ref}"
 

@@ -202,7 +202,7 @@ def small_tokenizer(family: Family, text_config: Any) -> bytes:
     free = iter(i for i in range(1, TINY_VOCABULARY) if i not in vocabulary.values())
     vocabulary |= {f"##{letter}": next(free) for letter in "abcdefghijklmnopqrstuvwxyz0123456789"}
     vocabulary |= {word: next(free) for word in _WORDS.split() if word not in vocabulary}
-    made = bert_tokenizer(vocabulary)
+    made = words = bert_tokenizer(vocabulary)
     if text_config.bos_token_id is not None:  # CLIP
         processors = library().processors
         ends = [
@@ -211,14 +211,10 @@ def small_tokenizer(family: Family, text_config: Any) -> bytes:
         ]
         model = library().models.WordPiece(vocabulary | dict(ends), unk_token="[UNK]")
         made = library().Tokenizer(model)
-        made.normalizer, made.pre_tokenizer = _bert_parts()
+        made.normalizer, made.pre_tokenizer = words.normalizer, words.pre_tokenizer
         made.post_processor = processors.TemplateProcessing(single="<|startoftext|> $A <|endoftext|>", special_tokens=ends)
         made.add_special_tokens([name for name, _ in ends])
     return made.to_str().encode()
-
-
-def _bert_parts() -> tuple[Any, Any]:
-    return library().normalizers.BertNormalizer(lowercase=True), library().pre_tokenizers.BertPreTokenizer()
 
 
 SEED = 20260101

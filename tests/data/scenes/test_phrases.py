@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from parity_scenes import parity_set
 
 from detrt.data.scenes.phrases import (
     COLOR_NAMES,
@@ -17,7 +18,6 @@ from detrt.data.scenes.phrases import (
     caption_scene,
     find,
     is_held_out,
-    parity_set,
     prompt_of,
     write_phrase_dataset,
 )

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from ...system import CountProgress
-from .scene import CLASSES, Scene, SceneObject, draw_scene, write_dataset
+from .scene import CLASSES, Scene, SceneObject, write_dataset
 from .shapes import COLORS, FILLS
 
 COLOR_NAMES: tuple[str, ...] = tuple(COLORS)
@@ -27,7 +27,6 @@ NOUN = "shape"  # stands where a phrase names no shape
 MAX_PHRASES = 20
 _STREAM = 0x9A5E5  # keeps these seeds apart from other uses of the same small integers
 _HELD_OUT_SEED = 2303
-PARITY_SEED = 2**39  # scenes of `parity_set`; written data sets and training use other seeds
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -194,20 +193,3 @@ def write_phrase_dataset(
 
     names = [phrase.text().lower() for phrase in phrases]
     return write_dataset(folder, count, seed=seed, progress=progress, categories=names, categories_of=categories_of)
-
-
-def parity_set(scenes: int = 50, prompts: int = 5) -> list[tuple[Scene, tuple[Caption, ...]]]:
-    """Scenes for comparing two implementations, each with ``prompts`` captions of 1 to 20 phrases.
-
-    Always the same; the last caption of each scene may hold held-out pairs.
-    """
-    lengths = (4, 1, 8, 20, 12)
-    found = []
-    for k in range(scenes):
-        scene = draw_scene(PARITY_SEED + k)
-        captions = tuple(
-            caption_scene(scene, k * prompts + j, phrases=lengths[j % len(lengths)], held_out=j == prompts - 1)
-            for j in range(prompts)
-        )
-        found.append((scene, captions))
-    return found
