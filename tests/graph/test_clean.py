@@ -327,6 +327,29 @@ def stem(*, kernel=2, pads=(0, 0, 0, 0, 0, 0, 1, 1), value=0.0, mode="constant",
     return helper.make_model(g, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+@pytest.mark.parametrize(
+    ("equation", "written"),
+    [("i,j->ij", True), ("i, j -> ji", True), ("b,a->ba", True), ("i,i->i", False), ("i,j->", False), ("bi,bj->bij", False)],
+)
+def test_outer_products_are_no_matmuls(equation, written):
+    ranks = [len(term.strip()) for term in equation.partition("->")[0].split(",")]
+    same = len(set(equation.replace(" ", "").partition("->")[0].split(","))) == 1
+    shapes = [(2, *((3, 3) if same else (3, 5))[index : index + 1])[2 - rank :] for index, rank in enumerate(ranks)]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.DOUBLE, shape) for name, shape in zip("xy", shapes, strict=True)]
+    output = helper.make_tensor_value_info("z", TensorProto.DOUBLE, None)
+    node = helper.make_node("Einsum", ["x", "y"], ["z"], "/embedding/Einsum", equation=equation)
+    before = helper.make_model(
+        helper.make_graph([node], "g", inputs, [output]), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    )
+    after = onnx.ModelProto.FromString(before.SerializeToString())
+    assert clean.multiply_outer_products(after) == written
+    assert [node.op_type for node in after.graph.node] == (["Unsqueeze", "Mul"] if written else ["Einsum"])
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal(shape) for name, shape in zip("xy", shapes, strict=True)}
+    want, got = (run_graph(one.SerializeToString(), feeds)["z"] for one in (before, after))
+    assert want.shape == got.shape and (want == got).all()
+
+
 # (choices, number of operators that take the padding over)
 STEMS = {
     "of HGNetV2": ({"ceil": 1}, 2),

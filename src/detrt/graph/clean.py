@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from .io import to_bytes
-from .nodes import DEFAULT_DOMAINS, drop_attribute, replace_nodes, subgraphs
+from .nodes import DEFAULT_DOMAINS, GraphBuilder, default_opset, drop_attribute, replace_nodes, subgraphs
 from .view import attribute
 
 # The exported wrapper calls the detector "model"; without it, paths are those of the checkpoint's keys.
@@ -174,6 +174,33 @@ def _spatial_zeros(pad: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto])
     if any([*before[:2], *after[:2]]) or min(amounts) < 0:
         return [], []
     return before[2:], after[2:]
+
+
+def multiply_outer_products(model: onnx.ModelProto) -> int:
+    """Write outer products of two vectors ("i,j->ij" of Einsum) as a column times a row, in place, which is the same number; returns how many.
+
+    Parsers make matmuls of them, which TensorRT-RTX does not have in FP32 for compute capability 75. RT-DETR's position embedding of a
+    symbolic size has two.
+    """
+    if default_opset(model) < 13:  # Unsqueeze has its axes in an attribute
+        return 0
+    nodes: list[onnx.NodeProto] = []
+    count = 0
+    for node in model.graph.node:
+        equation = re.fullmatch(rb"(\w),(\w)->(?:(\1\2)|\2\1)", bytes(attribute(node, "equation", b"")).replace(b" ", b""))
+        if node.op_type != "Einsum" or equation is None or equation[1] == equation[2]:
+            nodes.append(node)
+            continue
+        builder = GraphBuilder(node.name)
+        column = 0 if equation[3] else 1
+        factors = list(node.input)
+        factors[column] = builder.op("Unsqueeze", factors[column], builder.ints(1))
+        model.graph.initializer.extend(builder.initializers)
+        nodes += [*builder.nodes, helper.make_node("Mul", factors, node.output, node.name)]
+        count += 1
+    if count:
+        replace_nodes(model, nodes)
+    return count
 
 
 def merge_equal_tensors(model: onnx.ModelProto) -> None:

@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from .border import compare_beside_border
-from .clean import drop_dead, drop_default_reduction, fold_pads
+from .clean import drop_dead, drop_default_reduction, fold_pads, multiply_outer_products
 from .lower_msda import sum_by_reduction
 from .nodes import GraphBuilder, default_opset, replace_nodes
 from .opset import lower_opset, name_modes_as_before
@@ -28,8 +28,8 @@ def for_typed_parser(
 ) -> Counter[str]:
     """Write a graph as the parsers of TensorRT 10 and newer read it best, in place; the defaults are what all of them read.
 
-    Deformable attention sums by reduction (`sum_by_reduction`), padding is part of what reads it (`fold_pads`), and proposals on the
-    border are outside (`compare_beside_border`), in graphs of others too. opset: the newest that the parser is documented for: BF16 graphs have
+    Deformable attention sums by reduction (`sum_by_reduction`), padding is part of what reads it (`fold_pads`), proposals on the
+    border are outside (`compare_beside_border`), and outer products are no matmuls (`multiply_outer_products`), in graphs of others too. opset: the newest that the parser is documented for: BF16 graphs have
     22, and parsers take BF16 at any. cumsum, grid_sample_linear, scatter_reduction: as of
     `backends.tensorrt.rows.Version`.
 
@@ -40,6 +40,7 @@ def for_typed_parser(
         GraphError: a node that the opset cannot express.
     """
     changes = Counter({"MatMul": sum_by_reduction(model), "Pad": fold_pads(model), "border": compare_beside_border(model)})
+    changes["Einsum"] = multiply_outer_products(model)
     if not cumsum:
         changes["CumSum"] = cumsum_to_matmul(model, symbolic=True)
     if default_opset(model) > opset:

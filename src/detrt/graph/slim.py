@@ -21,6 +21,7 @@ from .clean import (
     fold_constants,
     fold_pads,
     merge_equal_tensors,
+    multiply_outer_products,
 )
 
 # Larger weights, in bytes, are detached while the simplifier copies the model repeatedly.
@@ -53,6 +54,7 @@ def simplify(model: onnx.ModelProto, optimize: Callable[[bytes], bytes]) -> onnx
         fold_constants(slim)
         fold_affine(slim)
         fold_pads(slim)
+        multiply_outer_products(slim)
         merge_convolutions(slim)
         read_past_stacks(slim)
         merge_equal_tensors(slim)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -83,6 +84,20 @@ def test_turing_needs_fp16(tmp_path):
     half = detector(tmp_path / "half.onnx", kind=TensorProto.FLOAT16)
     built = build_engine(half, tmp_path / "half.engine", EngineConfig(sms=(75, 89)), EDGE)
     assert built.facts.precision == "fp16+fp32" and built.facts.compute_capabilities == (75, 89)
+
+
+@rtx
+def test_a_position_embedding_of_a_symbolic_size_builds_for_turing(exported, tmp_path):
+    """Its outer products were FP32 matmuls to the parser, in graphs of FP16 as well."""
+    from detrt.precision import PrecisionConfig
+    from detrt.precision.stage import convert_file
+
+    report = exported("rt_detr_v2")
+    assert report.spec.input.dynamic
+    shutil.copy(report.path, tmp_path / "model.onnx")
+    convert_file(tmp_path / "model.onnx", report.spec, PrecisionConfig("fp16", min_fraction=0.0))
+    facts = build_engine(tmp_path / "model.onnx", tmp_path / "m.engine", EngineConfig(sms=(75, 89)), report.spec).facts
+    assert facts.compute_capabilities == (75, 89) and facts.precision == "fp16+fp32"
 
 
 @rtx

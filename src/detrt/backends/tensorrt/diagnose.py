@@ -68,7 +68,8 @@ _PARSE_HINTS: tuple[tuple[str, str], ...] = (
 _BUILD_HINTS: tuple[tuple[str, str], ...] = (
     (
         r"Turing \(SM75\)",
-        "TensorRT-RTX has no such FP32 product for Turing. Leave 75 out of `sms`, or convert the model to FP16 first",
+        "TensorRT-RTX has no such FP32 product for Turing. Leave 75 out of `sms`, or convert an FP32 model with `precision=fp16`; graphs in FP16 may "
+        "keep such a product in FP32",
     ),
     (
         r"within workspace limit",
