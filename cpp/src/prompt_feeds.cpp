@@ -1,5 +1,5 @@
 // Text inputs of a batch, and outputs of the chunks of a prompt as those of a model of fixed classes.
-// The rules of src/detrt/backends/prompted.py.
+// The rules of src/detrt/backends/prompted.py and src/detrt/backends/merge_chunks.py.
 #include <algorithm>
 #include <cstring>
 #include <limits>

@@ -6,15 +6,6 @@ so that a video, a folder or a server pays for the text once.
 A model with a bound prompt is a session of fixed classes, the phrases (`BoundSession`): it feeds the text with every batch
 of images and converts the outputs to those of a model whose classes are the phrases, so that other code does not depend on
 text.
-
-A list of class names that is longer than the model takes runs in chunks, whose boxes are concatenated. A chunk labels an object
-with the best of its own names only. For models with one class per query, cross-chunk NMS therefore drops a box that overlaps a
-better one of another chunk (`CROSS_CHUNK_IOU`). No class is in two chunks, so that nothing has to be merged inside a class.
-
-Where no name changes what another finds, nor the boxes, the logits of all chunks are columns of one result.
-
-Where every phrase has queries of its own, and no phrase changes another's, those of all phrases and chunks are merged by
-their scores, and only the best remain, so that masks of a long list need the memory of one chunk.
 """
 
 from __future__ import annotations
@@ -32,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..data.images import load_image
-from ..data.postprocess import Candidates, DetectionFilter, checked_output, sigmoid, suppress
+from ..data.postprocess import Candidates, DetectionFilter, sigmoid, suppress
 from ..data.preprocess import BatchPlan, SizeHW, preprocess
 from ..data.raw_image import LoadedImage
 from ..data.token_labels import PHRASES, TEXT_THRESHOLD, decode_tokens
-from ..detections import Detections, box_iou, cxcywh_to_xyxy
+from ..detections import Detections, cxcywh_to_xyxy
 from ..errors import PromptError, SessionError, check_one_of
 from ..spec import (
     BOXES,
@@ -51,7 +42,7 @@ from ..spec import (
     TextSpec,
     text_inputs,
 )
-from ..tasks import extra_outputs, output_names
+from ..tasks import extra_outputs
 from ..text.kinds import Chunk, EncodedPrompt, Ids, ImageChunk, padded
 from ..text.prompts import ImageQueries, Prompt
 from ..text.prompts import chunks as split_in_chunks
@@ -61,7 +52,6 @@ from ..text.tensors import (
     CLASS_FEATURES,
     INPUT_IDS,
     LENGTH_AXES,
-    PHRASE_MASK,
     TEXT_ENCODER_INPUTS,
     TEXT_FEATURES,
     TEXT_POSITION_IDS,
@@ -70,6 +60,7 @@ from ..text.tensors import (
 )
 from ..text.tokenizer import PromptTokenizer
 from .base import NO_PROMPT, BaseSession, Choices, Feeds, ImageRunner, Outputs, PendingOutputs, Session
+from .merge_chunks import ChunkMerge
 
 CACHE_SIZE = 64  # prompts and tasks; 0.8 MB for 256 tokens, 20 kB for a typical 16 tokens
 NAMES_SIZE = 4096  # class names, of 2 kB each
@@ -356,9 +347,6 @@ class _Cache:
         return value
 
 
-CROSS_CHUNK_IOU = 0.9
-
-
 class BoundSession(BaseSession):
     """A Session of fixed classes: a `PromptedSession` with its prompt; see `PromptedSession.bind`.
 
@@ -392,14 +380,10 @@ class BoundSession(BaseSession):
             text=None,
         )
         self.prompts = tuple(prompts)
+        self._merging = ChunkMerge(model.spec, self.spec, self.prompts)
         if unknown := list(dict.fromkeys(name for one in prompts for name in one.unknown)):
             shown = ", ".join(repr(name) for name in unknown[:5]) + (" ..." if len(unknown) > 5 else "")
             self.add_note(f"the tokenizer of this model knows no part of {shown}; it cannot tell such phrases apart")
-
-    @property
-    def _of_phrases(self) -> bool:
-        """Whether every phrase has queries of its own."""
-        return self.model.kind.own_queries
 
     def bind(self, *prompts: Prompts, **options: Any) -> BoundSession:
         """The same model with another prompt."""
@@ -431,9 +415,7 @@ class BoundSession(BaseSession):
 
     def merge(self, runs: Iterable[Outputs], count: int) -> Outputs:
         """Merge the outputs for each chunk of the list into those of one model; of the first `count` images."""
-        if self._of_phrases and not self.spec.decode.in_graph:
-            return self._merge_phrases(runs, count)
-        return self._merge_decoded(list(runs), count) if self.spec.decode.in_graph else self._merge_raw(list(runs), count)
+        return self._merging.merge(runs, count, self.texts)
 
     def texts(self, count: int) -> list[Feeds]:
         """The text inputs for `count` images, one entry for each chunk; the same objects every time.
@@ -479,101 +461,6 @@ class BoundSession(BaseSession):
             kept, _ = suppress(corners[image, order], scores[image, order], ids[image, order], rule)
             logits[image, np.setdiff1d(np.arange(logits.shape[1]), order[kept])] = -np.inf
         return {**outputs, LOGITS: logits}
-
-    def _merge_raw(self, runs: Sequence[Outputs], count: int) -> Outputs:
-        """Concatenate the queries of all chunks; classes of other chunks have logit minus infinity. Where chunks are not joined, all
-        have the same queries."""
-        queries, classes = self.model.spec.decode.num_queries, self.spec.decode.num_classes
-        logits = np.full((count, self.spec.decode.num_queries, classes), -np.inf, np.float32)
-        boxes = np.zeros((count, self.spec.decode.num_queries, 4), np.float32)
-        one = not self.model.kind.joins_queries
-        for number, outputs in enumerate(runs):
-            raw = checked_output(outputs, LOGITS, (count, queries, -1))
-            rows = slice(0, queries) if one else slice(number * queries, (number + 1) * queries)
-            boxes[:, rows] = checked_output(outputs, PRED_BOXES, (count, queries, 4))
-            for image in range(count):
-                chunk = self.prompts[image % len(self.prompts)].chunks[number]
-                classes_here = list(chunk.prompt.class_ids)
-                if chunk.columns > raw.shape[-1]:
-                    raise SessionError(
-                        f"the model returned {raw.shape[-1]} columns of '{LOGITS}' for {chunk.columns} tokens or classes; "
-                        "the spec does not belong to this file: export it again"
-                    )
-                found = chunk.by_class(raw[image, :, : chunk.columns])  # without padding
-                logits[image, rows, classes_here] = found.T
-        if len(runs) > 1 and not one and self.spec.decode.select == "query":
-            chunk_of = np.repeat(np.arange(len(runs)), queries)
-            for image in range(count):
-                best = logits[image].max(-1)
-                order = np.argsort(-best, kind="stable")
-                corners = cxcywh_to_xyxy(boxes[image, order])
-                kept = order[_cross_chunk_nms(corners, chunk_of[order], self.spec.decode.max_detections)]
-                logits[image, np.setdiff1d(np.arange(len(best)), kept)] = -np.inf
-        return {LOGITS: logits, PRED_BOXES: boxes}
-
-    def _merge_phrases(self, runs: Iterable[Outputs], count: int) -> Outputs:
-        """The best queries of all phrases, `num_queries` of each image; each has one class, the logits of the others are minus infinity."""
-        queries = self.spec.decode.num_queries
-        names, extras = output_names(self.spec), extra_outputs(self.spec)
-        best: list[tuple[NDArray, ...]] = [()] * count  # (class ids, logits, boxes, and with masks their logits) of an image
-        for number, outputs in enumerate(runs):
-            phrases = self.texts(count)[number][PHRASE_MASK].shape[1]
-            sides = {LOGITS: (), PRED_BOXES: (4,), **{name: np.shape(outputs.get(name, ()))[3:] for name in extras}}
-            arrays = [
-                checked_output(outputs, name, (count, phrases, queries, *sides[name]), finite=name not in extras)
-                for name in names
-            ]
-            for image in range(count):
-                ids = self.prompts[image % len(self.prompts)].chunks[number].prompt.class_ids  # without those of padding
-                found = [np.repeat(ids, queries), *(array[image, : len(ids)].reshape(-1, *array.shape[3:]) for array in arrays)]
-                old = best[image] or tuple(part[:0] for part in found)
-                order = np.argsort(-np.concatenate([old[1], found[1]]), kind="stable")[:queries]
-                before, new = order[order < len(old[0])], order[order >= len(old[0])] - len(old[0])
-                best[image] = tuple(np.concatenate([a[before], b[new]]) for a, b in zip(old, found, strict=True))
-        merged = np.full((count, queries, self.spec.decode.num_classes), -np.inf, np.float32)
-        for image, (ids, scores, *_) in enumerate(best):
-            merged[image, np.arange(queries), ids] = scores
-        rest = [np.stack(parts) for parts in zip(*(one[2:] for one in best), strict=True)]
-        return dict(zip(names, [merged, *rest], strict=True))
-
-    def _merge_decoded(self, runs: Sequence[Outputs], count: int) -> Outputs:
-        rule = self.spec.decode
-        merge: dict[str, NDArray] = {
-            BOXES: np.zeros((count, rule.max_detections, 4), np.float32),
-            SCORES: np.zeros((count, rule.max_detections), np.float32),
-            LABELS: np.zeros((count, rule.max_detections), np.int64),
-            NUM_DETECTIONS: np.zeros(count, np.int64),
-        }
-        extras = extra_outputs(self.spec)
-        for name in extras:
-            merge[name] = np.zeros((count, rule.max_detections, *np.shape(runs[0][name])[2:]), np.float32)
-        for image in range(count):
-            rows = self._read_decoded(runs, count, image)
-            boxes, scores, ids, *more = (np.concatenate(column) for column in zip(*rows, strict=True))
-            order = np.argsort(-scores, kind="stable")
-            if len(runs) > 1 and rule.select == "query":
-                chunk_of = np.repeat(np.arange(len(rows)), [len(row[1]) for row in rows])
-                order = order[_cross_chunk_nms(boxes[order], chunk_of[order], len(order))]
-            boxes, scores, ids = boxes[order], scores[order], ids[order]
-            kept = min(len(scores), rule.max_detections)
-            merge[BOXES][image, :kept], merge[SCORES][image, :kept] = boxes[:kept], scores[:kept]
-            merge[LABELS][image, :kept], merge[NUM_DETECTIONS][image] = ids[:kept], kept
-            for name, one in zip(extras, more, strict=True):
-                merge[name][image, :kept] = one[order[:kept]]
-        return merge
-
-    def _read_decoded(self, runs: Sequence[Outputs], count: int, image: int) -> list[tuple[NDArray, ...]]:
-        """(boxes, scores, class ids), and with masks their logits, of one image in each run."""
-        rows = []
-        for number, outputs in enumerate(runs):
-            class_ids = np.array(self.prompts[image % len(self.prompts)].chunks[number].prompt.class_ids, np.int64)
-            count_valid = int(outputs[NUM_DETECTIONS][image])
-            labels = np.asarray(outputs[LABELS][image][:count_valid], np.int64)
-            real = (labels >= 0) & (labels < len(class_ids))  # labels of padded phrases
-            names = (BOXES, SCORES, *extra_outputs(self.spec))
-            boxes, scores, *more = (outputs[name][image][:count_valid][real] for name in names)
-            rows.append((boxes, scores, class_ids[labels[real]], *more))
-        return rows
 
 
 class TokenLabelSession(BoundSession):
@@ -725,15 +612,3 @@ def _bound_outputs(outputs: tuple[TensorInfo, ...], spec: ModelSpec) -> tuple[Te
             shape = (i.shape[0], rule.num_queries, *i.shape[-2:])
         found += [TensorInfo(i.name, i.dtype, shape)] * (i.name in kept)
     return tuple(found)
-
-
-def _cross_chunk_nms(boxes: NDArray, chunk_of: NDArray, limit: int) -> list[int]:
-    """Indices of the first `limit` xyxy boxes, best first, without those that overlap a better box of another chunk."""
-    kept: list[int] = []
-    for i in range(len(boxes)):
-        others = [j for j in kept if chunk_of[j] != chunk_of[i]]
-        if not (box_iou(boxes[i : i + 1], boxes[others]) > CROSS_CHUNK_IOU).any():
-            kept.append(i)
-            if len(kept) == limit:
-                break
-    return kept
