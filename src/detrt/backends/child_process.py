@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -29,6 +30,7 @@ _POLL_SECONDS = 0.05
 _LOG_TAIL_BYTES = 4000
 _PROGRESS_SECONDS = 0.1
 _EXIT_SECONDS = 2.0
+_FOLDER = "detrt-child-"  # begins the name of the folder of a process
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def run_child(
     Raises:
         DetrtError: no answer, a bug in the process, or the time limit; else, like OSError, what the work raised.
     """
-    with tempfile.TemporaryDirectory(prefix="detrt-child-") as folder_name:
+    with tempfile.TemporaryDirectory(prefix=_FOLDER) as folder_name:
         folder = Path(folder_name)
         log = folder / "log.txt"
         with open(log, "wb") as log_file:
@@ -126,9 +128,11 @@ def answer_parent(descriptor: int, work: Callable[[Any, Progress], Any]) -> None
 
 
 def _end_with_parent(channel: Channel) -> None:
-    """Exit with the parent, so that a builder does not outlive a killed caller."""
+    """Exit with the parent, so that a builder does not outlive a killed caller, whose folder it removes: copies of a model are there."""
     with contextlib.suppress(OSError):
         channel.socket.recv(1)  # the parent sends nothing more, so this returns when its end is closed
+    if Path.cwd().name.startswith(_FOLDER):
+        shutil.rmtree(Path.cwd(), ignore_errors=True)
     os.kill(os.getpid(), signal.SIGTERM)
 
 

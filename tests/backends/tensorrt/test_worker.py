@@ -107,7 +107,7 @@ def test_ctrl_c_ends_the_builder_and_leaves_nothing(tmp_path):
 def test_the_builder_ends_when_its_caller_was_killed(tmp_path):
     child = (
         "import sys, time, os; from detrt.backends.tensorrt import worker; worker.build = lambda request, progress: "
-        "time.sleep(60); "
+        "(open('model.onnx', 'w').close(), time.sleep(60)); "
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); "
         "worker.main(sys.argv[1:])"
     )
@@ -115,13 +115,15 @@ def test_the_builder_ends_when_its_caller_was_killed(tmp_path):
         "import sys; from detrt.backends.child_process import run_child; "
         f"run_child((sys.executable, '-c', {child!r}), {{}}, what='builder')"
     )
-    parent = subprocess.Popen([sys.executable, "-c", code])
+    (tmp_path / "temporary").mkdir()
+    parent = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path / "temporary")})
     wait_for(lambda: (tmp_path / "pid").is_file() and (tmp_path / "pid").read_text())
-    time.sleep(0.3)
+    wait_for(lambda: list(tmp_path.glob("temporary/*/model.onnx")))
     parent.kill()
     parent.wait()
     pid = int((tmp_path / "pid").read_text())
     wait_for(lambda: not alive(pid))
+    assert not list((tmp_path / "temporary").iterdir())
 
 
 def alive(pid: int) -> bool:
