@@ -336,6 +336,12 @@ def test_info(cli, place):
     assert "pixel_values" in engine["profile"]
     text = " ".join(cli("info", f"out/{RTX_NAME}").out.split())
     assert "red, green, blue" in text and "max 8, 3, 8, 12" in text
+    (place / "out" / RTX_NAME).write_bytes(b"cut")
+    assert "engine, DAMAGED: it has 3 bytes" in " ".join(cli("info", "out").out.split())
+    found = {row["path"]: row.get("bytes_found") for row in cli("info", "out", "--json", "-").json["files"]}
+    assert found == {"model.onnx": None, RTX_NAME: 3}
+    (place / "out" / RTX_NAME).unlink()
+    assert "engine, MISSING" in " ".join(cli("info", "out").out.split())
 
 
 def test_info_of_a_checkpoint(cli):

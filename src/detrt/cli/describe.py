@@ -32,6 +32,8 @@ def describe(ref: str, load: LoadOptions | None = None) -> dict[str, Any]:
         for entry in bundle.files:
             path = bundle.path_of(entry)
             row: dict[str, Any] = {"path": entry.path, "kind": entry.kind, "bytes": entry.size, "present": path.is_file()}
+            if row["present"] and path.stat().st_size != entry.size:
+                row["bytes_found"] = path.stat().st_size
             if entry.engine is not None:
                 row["engine"] = engine_facts(entry.engine)
                 if what := native_code(entry.kind, entry.engine):

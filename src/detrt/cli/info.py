@@ -148,6 +148,8 @@ def _file_words(row: Mapping[str, Any]) -> str:
     """What a file of a bundle is: its kind, and of an engine or package what it runs on and takes."""
     if not row["present"]:
         return f"{row['kind']}, MISSING"
+    if "bytes_found" in row:
+        return f"{row['kind']}, DAMAGED: it has {row['bytes_found']} bytes"
     facts = row.get("engine")
     if facts is None:
         return str(row["kind"])
