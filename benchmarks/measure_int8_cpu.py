@@ -38,7 +38,7 @@ class AnyModel(BaseSession):
         self.request = self.compiled.create_infer_request()
         self._info = SessionInfo(like.info.backend, path.name, "cpu", like.inputs, like.outputs)
 
-    def run(self, feeds):
+    def run(self, feeds, force=None):
         found = self.request.infer(dict(feeds))
         return {info.name: np.array(found[info.name]) for info in self.outputs}
 

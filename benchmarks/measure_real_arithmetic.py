@@ -24,6 +24,7 @@ from onnx_on_torch import TorchGraph
 from program import folder, make_parser, run
 
 from detrt import graph
+from detrt.backends.base import BaseSession, SessionInfo
 from detrt.backends.compare import relative_error
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.evaluation.coco import evaluate_coco
@@ -41,16 +42,15 @@ IMAGES = int(os.environ.get("DETRT_PICTURES", "20"))
 PROMPT = "a person. a cat. a dog. a car. a chair."
 
 
-class Session:
+class Session(BaseSession):
     """A session over a graph on PyTorch, with the contract of the ONNX session."""
 
-    backend, max_batch, note = "onnx-on-torch", None, ""
-
     def __init__(self, model, like: OnnxSession) -> None:
-        self.graph = TorchGraph(model, "cuda" if torch.cuda.is_available() else "cpu")
-        self.spec, self.inputs, self.outputs = like.spec, like.inputs, like.outputs
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.graph, self.spec = TorchGraph(model, device), like.spec
+        self._info = SessionInfo("onnx-on-torch", f"onnx-on-torch-{device}", device, like.inputs, like.outputs)
 
-    def run(self, feeds):
+    def run(self, feeds, force=None):
         return self.graph.run(dict(feeds))
 
     def close(self) -> None:

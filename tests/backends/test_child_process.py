@@ -65,6 +65,8 @@ def test_a_time_limit():
     start = time.monotonic()
     with pytest.raises(SessionError, match="longer than 0.5 seconds"):
         run("time.sleep(60)", timeout_seconds=0.5, error=SessionError)
+    with pytest.raises(EngineError, match=r"Raise `timeout_seconds`, or use less of it$"):
+        run("time.sleep(60)", timeout_seconds=0.1, quicker="less of it")
     assert time.monotonic() - start < 10
 
 

@@ -50,6 +50,7 @@ def run_child(
     *,
     what: str,
     timeout_seconds: float | None = None,
+    quicker: str = "a smaller size or batch",
     progress: Progress | None = None,
     environment: Callable[[Path], Mapping[str, str]] | None = None,
     died: Died | None = None,
@@ -62,7 +63,7 @@ def run_child(
         command: starts a process that calls `answer_parent`.
         request: what that process gets.
         what: name of the process in messages.
-        timeout_seconds: None: any time.
+        timeout_seconds: None: any time. quicker: what would take less.
         progress: called from this thread.
         environment: empty folder of the process -> variables to add.
         died: words the end of a process that gave no answer.
@@ -93,8 +94,8 @@ def run_child(
             raise error(f"the {what} process failed: {bug.summary}") from bug
         except subprocess.TimeoutExpired:
             raise error(
-                f"the {what} process took longer than {timeout_seconds:g} seconds and was stopped; nothing was "
-                "written. Raise `timeout_seconds`, lower `optimization_level`, or use a smaller profile"
+                f"the {what} process took longer than {timeout_seconds:g} seconds and was stopped; nothing was written. Raise "
+                f"`timeout_seconds`, or use {quicker}"
             ) from None
         finally:
             worker.kill()

@@ -68,6 +68,11 @@ class FileSearch:
     reasons: list[str] = field(default_factory=list)
     note: str = ""
 
+    def reject(self, entry: BundleFile, error: DetrtError) -> None:
+        """Keep why a file does not run here, with its name."""
+        text = str(error)
+        self.reasons.append(text if entry.path in text else f"{entry.path}: {text}")
+
 
 class Parts(Protocol):
     """The files that belong to one model: a `Bundle`, or those beside a file."""

@@ -51,7 +51,7 @@ def bench(
     ] = "1",
     repeats: Annotated[int, typer.Option(help="Timed runs.")] = 7,
     warmup: Annotated[int, typer.Option(help="Runs before the clock starts.")] = 2,
-    threads: Annotated[int | None, typer.Option(help="Threads of PyTorch and ONNX Runtime; default: all cores.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of models that run on a CPU; default: all cores.")] = None,
     backends: Annotated[
         str | None, typer.Option(help="With bundles: onnxruntime, openvino, inductor, tensorrt; default: all that run here.")
     ] = None,

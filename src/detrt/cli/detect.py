@@ -114,7 +114,8 @@ class OpenOptions:
     """How a model is opened, beside its backend and device."""
 
     threads: int | None = field(
-        default=None, metadata={"help": "Threads of a model that runs on a CPU; default: all cores.", "panel": "Advanced"}
+        default=None,
+        metadata={"help": "Threads of a model that runs on a CPU; default: all cores.", "panel": "Advanced", "min": 1},
     )
     spec: Path | None = field(default=None, metadata={"help": "Spec of an ONNX file that has none.", "panel": "Advanced"})
 

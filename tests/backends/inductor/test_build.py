@@ -21,7 +21,7 @@ import torch._inductor.config
 from detrt.backends.compare import output_differences
 from detrt.backends.inductor import compile
 from detrt.backends.inductor import session as session_module
-from detrt.backends.inductor.build import check_packages, check_ready, fixed_spec
+from detrt.backends.inductor.build import PackageSource, build_package, check_packages, check_ready, fixed_spec
 from detrt.backends.inductor.capture import CapturedGraph, capture, module_of
 from detrt.backends.inductor.compile import compile_aoti, compile_artifact, options_for
 from detrt.backends.inductor.config import CPU_FLAGS, InductorConfig, package_name
@@ -381,9 +381,20 @@ def test_a_package_of_another_cpu_is_not_opened(bundle, monkeypatch):
         InductorSession(bundle / entry.path)
     with open_session(bundle) as session:
         assert session.info.name == "onnxruntime-cpu" and f"with {flags[-1]}" in session.info.note
+        assert session.info.note.count(entry.path) == 1, session.info.note
     for known in (flags, []):  # no system that tells nothing refuses
         monkeypatch.setattr(session_module, "cpu_flags", lambda known=known: frozenset(known))
         InductorSession(bundle / entry.path).close()
+
+
+def test_a_build_that_takes_too_long_is_advised_in_its_own_terms(tmp_path):
+    """TensorRT's levels and profiles have no effect on packages, and detrt build refuses them there."""
+    _, spec = small("random:yolos/tiny")
+    given = PackageSource("random:yolos/tiny", {}, tmp_path, spec, "fp32", "")
+    config = InductorConfig(height=(64, 64, 64), width=(96, 96, 96), timeout_seconds=0.1)
+    with pytest.raises(EngineError, match=r"took longer than 0\.1 seconds .* `timeout_seconds`, or use a smaller size or batch$"):
+        build_package(given, config)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -38,7 +38,7 @@ class PackageOpener(Opener):
                 opened.append(InductorSession(path, bundle.spec, entry.engine, device=options.device, threads=options.threads))
                 entries.append(entry)
             except (EngineError, MissingPackageError, SessionError) as error:
-                search.reasons.append(f"{entry.path}: {error}")
+                search.reject(entry, error)
         if not opened:
             return None
         return SizedSession(opened) if len(opened) > 1 else opened[0], entries[0]

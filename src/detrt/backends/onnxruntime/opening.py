@@ -75,7 +75,9 @@ class OnnxOpener(GraphOpener):
             ) from None
         if search.reasons:
             reasons = "; ".join(search.reasons)
-            session.add_note(f"running the ONNX file with ONNX Runtime, because no engine can run here: {reasons}")
+            session.add_note(
+                f"running the ONNX file with ONNX Runtime, because nothing else of the bundle can run here: {reasons}"
+            )
         return session, graphs[0]
 
     def open_text_encoder(self, parts: Parts, detector: BaseSession, options: SessionOptions) -> tuple[BaseSession | None, str]:

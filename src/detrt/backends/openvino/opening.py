@@ -38,7 +38,7 @@ class OpenVinoOpener(Opener):
                     path, bundle.spec, entry.engine, device=options.device, threads=options.threads, **options.tuning
                 )
             except (MissingPackageError, SessionError) as error:
-                search.reasons.append(f"{entry.path}: {error}")
+                search.reject(entry, error)
                 continue
             search.note = note
             return session, entry

@@ -87,6 +87,7 @@ def build_engine(
             },
             what="builder",
             timeout_seconds=config.timeout_seconds,
+            quicker="a lower `optimization_level` or a smaller profile",
             progress=progress,
             died=diagnose.ended,
         )

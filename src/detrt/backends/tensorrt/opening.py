@@ -39,7 +39,7 @@ class EngineOpener(Opener):
             try:
                 return open_engine(path, options.device, eager_kernels=options.eager_kernels), entry
             except (EngineError, MissingPackageError, SessionError) as error:
-                search.reasons.append(f"{entry.path}: {error}")
+                search.reject(entry, error)
         return None
 
     def open_text_encoder(self, parts: Parts, detector: BaseSession, options: SessionOptions) -> tuple[BaseSession | None, str]:
