@@ -17,9 +17,9 @@ torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 from detrt.backends.onnxruntime.session import optimize_basic
 from detrt.backends.tensorrt import EngineConfig, build_engine
 from detrt.errors import GraphError
-from detrt.export.symbolic import ms_deform_attn
 from detrt.graph.lower_msda import BY_LEVEL, lower_msda
 from detrt.graph.raise_msda import gather_by_level, raise_msda, sample_grids
+from detrt.models.ops.msda import ms_deform_attn
 from detrt.spec import DecodeSpec, InputSpec, ModelSpec
 
 TOLERANCE = 1e-4

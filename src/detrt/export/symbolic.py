@@ -7,12 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..models.ops.msda import OP, ms_deform_attn
-
-__all__ = ["ONNX_DOMAIN", "ONNX_OP", "OP", "ms_deform_attn", "onnx_symbolic"]
-
-ONNX_DOMAIN = "detrt"
-ONNX_OP = "MSDeformAttn"
+from ..graph.operators import MSDA, MSDA_DOMAIN
+from ..models.ops.msda import OP
 
 
 def onnx_symbolic(g: Any, value: Any, shapes: Any, locations: Any, weights: Any, points_per_level: Any, discrete: Any) -> Any:
@@ -25,7 +21,7 @@ def onnx_symbolic(g: Any, value: Any, shapes: Any, locations: Any, weights: Any,
         raise ValueError(f"{OP}: the traced value has no fixed heads and head_dim, its shape is {sizes}")
     heads, head_dim = sizes[2:]
     node = g.op(
-        f"{ONNX_DOMAIN}::{ONNX_OP}",
+        f"{MSDA_DOMAIN}::{MSDA}",
         value,
         shapes,
         locations,

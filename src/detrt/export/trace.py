@@ -22,6 +22,7 @@ from ..graph.clean import constants_to_initializers, declare_outputs, readable_n
 from ..graph.io import SPEC_KEY, GraphSummary
 from ..graph.lower_msda import lower_msda
 from ..graph.msda_plugin import cut, rejoin
+from ..graph.operators import MSDA_DOMAIN
 from ..graph.slim import simplify
 from ..models import nms_op as nms
 from ..models.contract import ExportConfig
@@ -155,7 +156,7 @@ def trace(
                     info.name: {axis: side for axis, side in enumerate(info.shape) if isinstance(side, str)}
                     for info in (*inputs, *outputs)
                 },
-                custom_opsets={msda.ONNX_DOMAIN: 1} if "msda" in wanted else None,
+                custom_opsets={MSDA_DOMAIN: 1} if "msda" in wanted else None,
             )
     except (RuntimeError, ValueError, TypeError, IndexError, torch.onnx.errors.OnnxExporterError) as error:
         text = one_line(error, 500)

@@ -21,9 +21,9 @@ from onnx import helper, numpy_helper
 from ..errors import GraphError
 from .clean import drop_dead
 from .nodes import GraphBuilder, default_opset, drop_domain, replace_nodes
+from .operators import MSDA, MSDA_DOMAIN
 from .view import element_types
 
-DOMAIN, OP_TYPE = "detrt", "MSDeformAttn"
 BY_LEVEL = "gather by level"
 FLOAT = onnx.TensorProto.FLOAT
 
@@ -48,11 +48,11 @@ def lower_msda(model: onnx.ModelProto, how: str) -> int:
     prefixes: set[str] = set()
     count = 0
     for node in graph.node:
-        if (node.domain, node.op_type) != (DOMAIN, OP_TYPE):
+        if (node.domain, node.op_type) != (MSDA_DOMAIN, MSDA):
             nodes.append(node)
             continue
         # Constants are named after the node, so two nodes of one name, or of none, would share them.
-        prefix = node.name or f"/{OP_TYPE}"
+        prefix = node.name or f"/{MSDA}"
         if prefix in prefixes:
             prefix = f"{prefix}.{count}"
         prefixes.add(prefix)
@@ -63,7 +63,7 @@ def lower_msda(model: onnx.ModelProto, how: str) -> int:
         count += 1
     if count:
         replace_nodes(model, nodes)
-        drop_domain(model, DOMAIN)
+        drop_domain(model, MSDA_DOMAIN)
     return count
 
 

@@ -13,15 +13,15 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ..errors import GraphError, check_one_of
-from .lower_msda import DOMAIN, OP_TYPE, level_starts, lower_msda
+from .lower_msda import level_starts, lower_msda
 from .nodes import GraphBuilder, drop_domain, import_domain, replace_nodes, subgraphs
+from .operators import MSDA, MSDA_DOMAIN, NVIDIA_DOMAIN, NVIDIA_MSDA
 from .view import attribute, element_types
 
 PLUGINS = ("plugin", "nvidia-plugin")
-NVIDIA_DOMAIN, NVIDIA_OP_TYPE = "trt.plugins", "MultiscaleDeformableAttnPlugin_TRT"
 _INPUT_TYPES = {
-    (DOMAIN, OP_TYPE): (TensorProto.FLOAT, TensorProto.INT64, TensorProto.FLOAT, TensorProto.FLOAT),
-    (NVIDIA_DOMAIN, NVIDIA_OP_TYPE): (
+    (MSDA_DOMAIN, MSDA): (TensorProto.FLOAT, TensorProto.INT64, TensorProto.FLOAT, TensorProto.FLOAT),
+    (NVIDIA_DOMAIN, NVIDIA_MSDA): (
         TensorProto.FLOAT,
         TensorProto.INT32,
         TensorProto.INT32,
@@ -36,7 +36,7 @@ def plugin_nodes(model: onnx.ModelProto) -> dict[str, int]:
     """Operator -> number of its nodes, for operators that only a TensorRT plugin runs; empty for standard operators."""
     counts: dict[str, int] = {}
     for node in model.graph.node:
-        if (node.domain, node.op_type) == (DOMAIN, OP_TYPE) or node.op_type == NVIDIA_OP_TYPE:
+        if (node.domain, node.op_type) == (MSDA_DOMAIN, MSDA) or node.op_type == NVIDIA_MSDA:
             counts[node.op_type] = counts.get(node.op_type, 0) + 1
     return counts
 
@@ -59,14 +59,14 @@ def runnable(model: onnx.ModelProto) -> onnx.ModelProto:
     constants = {tensor.name: tensor for tensor in graph.initializer}
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        if (node.domain, node.op_type) != (DOMAIN, OP_TYPE) and node.op_type != NVIDIA_OP_TYPE:
+        if (node.domain, node.op_type) != (MSDA_DOMAIN, MSDA) and node.op_type != NVIDIA_MSDA:
             nodes.append(node)
             continue
-        if len(node.input) != (5 if node.op_type == NVIDIA_OP_TYPE else 4):
+        if len(node.input) != (5 if node.op_type == NVIDIA_MSDA else 4):
             raise GraphError(f"node '{node.name}' ({node.op_type}) has {len(node.input)} inputs; detrt did not write it")
-        b = GraphBuilder(f"{node.name or '/' + OP_TYPE}/plugin")
+        b = GraphBuilder(f"{node.name or '/' + MSDA}/plugin")
         produced, kind = node.output[0], types[node.input[0]]
-        msda = node if node.op_type == OP_TYPE else _from_nvidia(node, b, producer, constants, types)
+        msda = node if node.op_type == MSDA else _from_nvidia(node, b, producer, constants, types)
         for position in (0, 2, 3):
             if types.get(msda.input[position], TensorProto.FLOAT) != TensorProto.FLOAT:
                 msda.input[position] = b.op("Cast", msda.input[position], to=TensorProto.FLOAT)
@@ -105,7 +105,7 @@ def _from_nvidia(
         while node_before is not None and node_before.op_type == "Cast":
             node_before = producer.get(node_before.input[0])
         if node_before is None or node_before.op_type != "Reshape" or node_before.input[1] not in constants:
-            raise GraphError(f"node '{node.name}' ({NVIDIA_OP_TYPE}) was not written by detrt: its sizes are not in the graph")
+            raise GraphError(f"node '{node.name}' ({NVIDIA_MSDA}) was not written by detrt: its sizes are not in the graph")
         return [int(side) for side in numpy_helper.to_array(constants[node_before.input[1]])]
 
     value, shapes, _, places, shares = node.input
@@ -115,14 +115,14 @@ def _from_nvidia(
         readers = [n for n in producer.values() if n.op_type in ("Reshape", "Cast") and n.input[0] == readers[0].output[0]]
     dim = shape_of(readers[0].output[0])[-1] // heads if readers else 0
     if dim < 1:
-        raise GraphError(f"node '{node.name}' ({NVIDIA_OP_TYPE}) was not written by detrt: its sizes are not in the graph")
+        raise GraphError(f"node '{node.name}' ({NVIDIA_MSDA}) was not written by detrt: its sizes are not in the graph")
     if types.get(shapes) != TensorProto.INT64:
         shapes = b.op("Cast", shapes, to=TensorProto.INT64)
     places = b.reshape(places, 0, 0, heads, levels * points, 2)
     shares = b.reshape(shares, 0, 0, heads, levels * points)
     attributes = {"heads": heads, "head_dim": dim, "points_per_level": [points] * levels, "discrete": 0}
     return helper.make_node(
-        OP_TYPE, [value, shapes, places, shares], [node.output[0]], f"{b.prefix}/sum", domain=DOMAIN, **attributes
+        MSDA, [value, shapes, places, shares], [node.output[0]], f"{b.prefix}/sum", domain=MSDA_DOMAIN, **attributes
     )
 
 
@@ -146,7 +146,7 @@ def cut(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]] | None = Non
     ends = []
     for index, node in enumerate(nodes):
         axes: list[int | str] = [f"msda_{index}_batch", f"msda_{index}_queries"]
-        if node.op_type == NVIDIA_OP_TYPE:
+        if node.op_type == NVIDIA_MSDA:
             axes += [f"msda_{index}_heads", f"msda_{index}_channels"]
         else:
             axes.append(_size(node, "heads") * _size(node, "head_dim"))
@@ -198,22 +198,22 @@ def emit(model: onnx.ModelProto, how: str) -> int:
     nodes: list[onnx.NodeProto] = []
     count = 0
     for node in graph.node:
-        if (node.domain, node.op_type) != (DOMAIN, OP_TYPE):
+        if (node.domain, node.op_type) != (MSDA_DOMAIN, MSDA):
             nodes.append(node)
             continue
         count += 1
         if how == "plugin":
             node.attribute.extend(
-                [helper.make_attribute("plugin_version", "1"), helper.make_attribute("plugin_namespace", DOMAIN)]
+                [helper.make_attribute("plugin_version", "1"), helper.make_attribute("plugin_namespace", MSDA_DOMAIN)]
             )
             nodes.append(node)
         else:
-            builder = _nvidia(node, constants, f"{node.name or '/' + OP_TYPE}.{count}")
+            builder = _nvidia(node, constants, f"{node.name or '/' + MSDA}.{count}")
             nodes.extend(builder.nodes)
             graph.initializer.extend(builder.initializers)
     replace_nodes(model, nodes)
     if count and how == "nvidia-plugin":
-        drop_domain(model, DOMAIN)
+        drop_domain(model, MSDA_DOMAIN)
         import_domain(model, NVIDIA_DOMAIN)
     return count
 
@@ -248,7 +248,7 @@ def _nvidia(node: onnx.NodeProto, constants: dict[str, TensorProto], prefix: str
     produced = f"{prefix}_output"  # (batch, queries, heads, head_dim)
     b.nodes.append(
         helper.make_node(
-            NVIDIA_OP_TYPE,
+            NVIDIA_MSDA,
             [value, shapes, starts, places, shares],
             [produced],
             name=prefix,
@@ -269,7 +269,7 @@ def set_plugin_version(model: onnx.ModelProto, version: str) -> int:
     """
     count = 0
     for node in model.graph.node:
-        for entry in node.attribute if node.op_type == NVIDIA_OP_TYPE else ():
+        for entry in node.attribute if node.op_type == NVIDIA_MSDA else ():
             if entry.name == "plugin_version" and entry.s != version.encode():
                 entry.s = version.encode()
                 count += 1

@@ -16,8 +16,10 @@ from pathlib import Path
 from ..errors import EngineError
 from ..files import what_it_is
 
-# Operators of deformable attention that only a TensorRT plugin runs, and how many axes their output has.
-PLUGIN_NODES = {"MSDeformAttn": 3, "MultiscaleDeformableAttnPlugin_TRT": 4}
+# Operators of deformable attention that only a TensorRT plugin runs: detrt's and NVIDIA's, and how many axes their output has.
+MSDA_DOMAIN, MSDA = "detrt", "MSDeformAttn"
+NVIDIA_DOMAIN, NVIDIA_MSDA = "trt.plugins", "MultiscaleDeformableAttnPlugin_TRT"
+PLUGIN_NODES = {MSDA: 3, NVIDIA_MSDA: 4}
 # Protobuf tags of ModelProto's fields: what the first byte of an ONNX file can be.
 _FIRST_BYTES = frozenset((0x08, 0x12, 0x1A, 0x22, 0x28, 0x32, 0x3A, 0x42, 0x72, 0xA2, 0xCA, 0xD2))
 
@@ -95,7 +97,7 @@ DECIDE = COMPARE | Operators.of(
     (" ".join(PLUGIN_NODES), ""),  # in PyTorch, `backends.inductor.types` handles the op
 )
 # Of these, only one input decides: its position.
-DECIDING_INPUT = {"TopK": 0, "GridSample": 1, "MSDeformAttn": 2, "MultiscaleDeformableAttnPlugin_TRT": 3}
+DECIDING_INPUT = {"TopK": 0, "GridSample": 1, MSDA: 2, NVIDIA_MSDA: 3}
 # A walk back from coordinates ends at these: their results are features, and rounding those is harmless.
 BARRIER = Operators.of(
     ("LayerNormalization GroupNormalization BatchNormalization InstanceNormalization", "layer_norm group_norm batch_norm"),

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from .clean import drop_dead
-from .lower_msda import BY_LEVEL, DOMAIN, OP_TYPE, lower_msda, sampled_sums
+from .lower_msda import BY_LEVEL, lower_msda, sampled_sums
 from .nodes import GraphBuilder, import_domain, replace_nodes
+from .operators import MSDA, MSDA_DOMAIN
 from .view import GraphView, attribute, inferred
 
 CORNERS = 4
@@ -50,7 +51,7 @@ def _mask_in_product(model: onnx.ModelProto) -> None:
     columns = {name for name, dims in shapes.items() if len(dims) == 3 and dims[2].dim_value == 1}
     written: dict[str, GraphBuilder] = {}
     for attention in view.nodes:
-        if attention.op_type != OP_TYPE:
+        if attention.op_type != MSDA:
             continue
         name = attention.input[0]
         while (node := view.producer.get(name)) is not None and node.op_type == "Reshape":
@@ -123,7 +124,7 @@ def raise_msda(model: onnx.ModelProto, widest: int | None = None) -> int:
         nodes.extend([node] if builder is None else builder.nodes)
         model.graph.initializer.extend([] if builder is None else builder.initializers)
     replace_nodes(model, nodes)
-    import_domain(model, DOMAIN)
+    import_domain(model, MSDA_DOMAIN)
     drop_dead(model)
     return len(found)
 
@@ -149,7 +150,7 @@ def _attention(view: GraphView, corners: list[str], last: onnx.NodeProto) -> Gra
         return None
     width, height = (side for side in sides if side is not None)
     heads = per_head[0].shape[2]
-    b = GraphBuilder(f"{last.name or '/' + OP_TYPE}/raised")  # names of its own: constants of the gathers are still there
+    b = GraphBuilder(f"{last.name or '/' + MSDA}/raised")  # names of its own: constants of the gathers are still there
     if (levels := _levels(view, b, width, height, gathers[0].input[1], heads)) is None:
         return None
     shapes, points = levels
@@ -157,11 +158,11 @@ def _attention(view: GraphView, corners: list[str], last: onnx.NodeProto) -> Gra
     value = b.op("Reshape", table, b.op("Concat", batch, b.ints(-1, heads, int(dim[-1])), axis=0))
     b.nodes.append(
         helper.make_node(
-            OP_TYPE,
+            MSDA,
             [value, shapes, split.input[0], next(iter(weights))],
             [last.output[0]],
-            name=f"{b.prefix}/{OP_TYPE}",
-            domain=DOMAIN,
+            name=f"{b.prefix}/{MSDA}",
+            domain=MSDA_DOMAIN,
             heads=heads,
             head_dim=int(dim[-1]),
             points_per_level=points,

@@ -9,7 +9,7 @@ from pathlib import Path
 from ... import bundle, files
 from ...bundle import EngineFacts
 from ...errors import EngineError, OutputError
-from ...graph.operators import check_model_file, plugin_operators
+from ...graph.operators import MSDA, check_model_file, plugin_operators
 from ...models import trust
 from ...spec import ModelSpec
 from ...system import Progress, compute_capabilities_here
@@ -154,7 +154,7 @@ def _check_plugin_nodes(held: list[str], model_onnx: Path, config: EngineConfig)
             f"'{model_onnx}' holds plugin nodes ({', '.join(held)}), and TensorRT-RTX has no plugin layers; export with "
             "`msda=gather`, or choose `targets=tensorrt`"
         )
-    if "MSDeformAttn" in held and not config.plugins:
+    if MSDA in held and not config.plugins:
         raise EngineError(
             f"'{model_onnx}' holds plugin nodes ({held[0]}); give their library with `plugins=libdetrt_plugin.so` (docs/guide/plugin.md "
             "says how to build it), or export with `msda=gather`"

@@ -16,7 +16,7 @@ from typing import Any
 
 from ... import files
 from ...errors import DetrtError, EngineError
-from ...graph.lower_msda import OP_TYPE
+from ...graph.operators import MSDA
 from ...spec import PIXEL_VALUES, ModelSpec, Precision
 from ...system import Progress, peak_memory_mib
 from ..child_process import answer_parent
@@ -71,7 +71,7 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         _parse(trt, network, source.path, messages)
         inputs, outputs = _tensors(network)
         detects = any(tensor.name == PIXEL_VALUES for tensor in inputs)
-        notes = dialect.notes(source, OP_TYPE in plugins and detects)
+        notes = dialect.notes(source, MSDA in plugins and detects)
         if config.return_selections and detects and not source.changes.get(SELECTIONS_RETURNED):
             notes.append("`return_selections` has no effect: the model selects no queries by their scores")
         profile = plan_profile(inputs, config, spec)

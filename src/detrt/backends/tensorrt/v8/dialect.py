@@ -37,12 +37,12 @@ class WeakDialect(Dialect):
 
     def plugins(self, trt: Trt, config: EngineConfig) -> frozenset[str]:
         """detrt's deformable attention where its library was named, and NVIDIA's LayerNorm."""
-        from ....graph.lower_msda import DOMAIN, OP_TYPE
+        from ....graph.operators import MSDA, MSDA_DOMAIN
         from .write_out import LAYER_NORM
 
         # `get_plugin_creator` logs an error where there is none.
         loaded = {(one.name, one.plugin_namespace) for one in trt.module.get_plugin_registry().plugin_creator_list}
-        namespaces = {LAYER_NORM: "", **({OP_TYPE: DOMAIN} if config.plugins else {})}
+        namespaces = {LAYER_NORM: "", **({MSDA: MSDA_DOMAIN} if config.plugins else {})}
         return frozenset(name for name, namespace in namespaces.items() if (name, namespace) in loaded)
 
     def rewrite(

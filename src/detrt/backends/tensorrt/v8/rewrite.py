@@ -39,8 +39,9 @@ def rewrite_weak(
     """
     from .... import graph
     from ....graph.dialect import cumsum_to_matmul
-    from ....graph.lower_msda import OP_TYPE, sum_by_reduction
-    from ....graph.msda_plugin import NVIDIA_OP_TYPE, emit, plugin_nodes, set_plugin_version
+    from ....graph.lower_msda import sum_by_reduction
+    from ....graph.msda_plugin import emit, plugin_nodes, set_plugin_version
+    from ....graph.operators import MSDA, NVIDIA_MSDA
     from ....graph.opset import lower_opset
     from ....graph.raise_msda import raise_msda
     from ....graph.selections import return_selections
@@ -63,13 +64,13 @@ def rewrite_weak(
     profile = _profile_of(summary.inputs, config, spec, row.one_phrase)
     plugin_is_faster = False
     widened = widen(model)
-    if how := _plugin_form(row, config, spec, profile, OP_TYPE in plugins):
+    if how := _plugin_form(row, config, spec, profile, MSDA in plugins):
         changes[RAISED[how]] = raise_msda(model)
         emit(model, how)
     elif not plugin_nodes(model) and all(node.op_type != "GridSample" for node in model.graph.node):
         plugin_is_faster = widened.low and bool(_plugin_form(row, config, spec, profile, True))
     # NVIDIA's plugin computes coordinates in the type of its inputs. FP16 moves samples by up to a quarter of a pixel.
-    widened.fp32.update(name for node in model.graph.node if node.op_type == NVIDIA_OP_TYPE for name in node.output)
+    widened.fp32.update(name for node in model.graph.node if node.op_type == NVIDIA_MSDA for name in node.output)
     changes["MatMul"] = sum_by_reduction(model)
     changes["plugin versions"] = set_plugin_version(model, row.msda_plugin)
     # Before the rest: the optimiser writes default attributes out, and what it computes need not be written out.
@@ -154,8 +155,7 @@ def notes_on(source: Rewritten, own_plugin: bool = False) -> list[str]:
 
     own_plugin: whether detrt's plugin was given for a detector; a text encoder has no use for it.
     """
-    from ....graph.lower_msda import OP_TYPE
-    from ....graph.operators import named_in
+    from ....graph.operators import MSDA, named_in
 
     reasons = {
         "plugin": "detrt's plugin, whose library was given",
@@ -168,7 +168,7 @@ def notes_on(source: Rewritten, own_plugin: bool = False) -> list[str]:
             "deformable attention of the encoder runs as gathers; detrt's plugin is faster there: give it with `plugins` "
             "(docs/guide/plugin.md)"
         )
-    if own_plugin and not named_in(source.path, (OP_TYPE,)):
+    if own_plugin and not named_in(source.path, (MSDA,)):
         notes.append(
             "no layer uses detrt's plugin that was given: by itself it takes the place of gathers in encoders of one image size only, where "
             "it is faster; export with `msda=plugin` to use it everywhere"

@@ -17,9 +17,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ....errors import GraphError
 from ....graph.clean import drop_dead, drop_default_reduction, drop_unused_domains, merge_equal_tensors
-from ....graph.msda_plugin import NVIDIA_DOMAIN, cut, rejoin, runnable
+from ....graph.msda_plugin import cut, rejoin, runnable
 from ....graph.nodes import DEFAULT_DOMAINS, GraphBuilder, default_opset, import_domain, replace_nodes
-from ....graph.operators import PLUGIN_NODES
+from ....graph.operators import NVIDIA_DOMAIN, PLUGIN_NODES
 from ....graph.slim import attach_weights, detach_weights
 from ....graph.view import GraphView, attribute, element_types
 
