@@ -207,10 +207,10 @@ def calibrate(
     plan = _calibrated(view, config, {}) if config.target.quantized and config.base == Precision.FP32 else None
     wanted = None if plan is None else plan.tensors
     ranges = scan(runs, spec, images, lambda done, all_: say(done / all_, "ranges"), sizes, wanted)
-    calibration_result = Calibration(len(images), ranges, {} if plan is not None else fp16_failures(view, ranges, config.margin))
+    result = Calibration(len(images), ranges, {} if plan is not None else fp16_failures(view, ranges, config.margin))
     if config.target.quantized:
         if plan is None:
-            plan = _calibrated(view, config, calibration_result.fp16_failures if config.base == Precision.FP16 else {})
+            plan = _calibrated(view, config, result.fp16_failures if config.base == Precision.FP16 else {})
         absmax = {name: ranges[name].absmax if name in ranges else 1.0 for name in plan.tensors}
         axes = {}
         if config.target == Precision.FP8:
@@ -218,23 +218,23 @@ def calibrate(
             axes = {tensor: channel_axis(readers[name]) for name, tensor in plan.activations.items()}
         counts, means = histograms(runs, spec, images, absmax, lambda done, all_: say(done / all_, "histograms"), axes, sizes)
         if config.for_cpu:
-            calibration_result.positive = frozenset(name for name in absmax if name in ranges and ranges[name].minimum >= 0)
-        calibration_result.thresholds = {
+            result.positive = frozenset(name for name in absmax if name in ranges and ranges[name].minimum >= 0)
+        result.thresholds = {
             name: threshold(
                 counts[name],
                 absmax[name],
                 config.method,
                 config.target,
                 config.percentile,
-                positive=name in calibration_result.positive,
+                positive=name in result.positive,
             )
             for name in absmax
         }
-        calibration_result.noise = measure(
-            runs, spec, images, plan, calibration_result.thresholds, config.target,
-            lambda done, all_: say(done / all_, "noise of layers"), means, calibration_result.positive, sizes,
+        result.noise = measure(
+            runs, spec, images, plan, result.thresholds, config.target,
+            lambda done, all_: say(done / all_, "noise of layers"), means, result.positive, sizes,
         )  # fmt: skip
-    return calibration_result
+    return result
 
 
 def _calibrated(view: GraphView, config: PrecisionConfig, keep_fp32: Mapping[str, str]) -> QuantPlan:
@@ -265,10 +265,10 @@ def write_ranges(report: PrecisionReport, path: Path) -> None:
     """Write ranges, thresholds and the reasons for FP32 as JSON."""
     by_node = dict(report.fp32_reasons)
     rows = {}
-    for name, calibration_result in report.ranges.items():
-        row = calibration_result.to_dict()
-        if calibration_result.node in by_node:
-            row["fp32"] = by_node[calibration_result.node]
+    for name, found in report.ranges.items():
+        row = found.to_dict()
+        if found.node in by_node:
+            row["fp32"] = by_node[found.node]
         if name in report.thresholds:
             row["threshold"] = round(report.thresholds[name], 6)
         rows[name] = row

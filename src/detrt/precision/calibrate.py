@@ -43,7 +43,7 @@ _MIN_EXPONENT, _MAX_EXPONENT = -40, 24  # exponents of the histogram
 MAX_SOFTMAX_INPUT = 128.0
 
 # Operators that only rearrange values of their first input.
-_MOVEMENT = frozenset(
+_REARRANGING = frozenset(
     [
         "Reshape",
         "Transpose",
@@ -61,7 +61,6 @@ _MOVEMENT = frozenset(
 )
 BINS = 2048
 _LEVELS = 128  # of INT8 on one side of zero
-UNSIGNED_MAX = 255.0  # largest value of unsigned INT8
 # Node name -> (shapes of its inputs, shapes of its outputs).
 Shapes = dict[str, tuple[list[list[int]], list[list[int]]]]
 
@@ -280,7 +279,7 @@ def scan(
     for node in view.nodes:
         for name in node.output:
             if name and view.is_float(name):
-                source[name] = source.get(node.input[0], name) if node.op_type in _MOVEMENT else name
+                source[name] = source.get(node.input[0], name) if node.op_type in _REARRANGING else name
     if wanted is not None:
         read = {source[name] for name in wanted if name in source}
         source = {name: measured for name, measured in source.items() if measured in read}
@@ -405,7 +404,7 @@ def threshold(
         return float((np.searchsorted(total, percentile / 100.0) + 1) / BINS * absmax)
     if method == "entropy":
         return _entropy(counts, absmax, 2 * _LEVELS if positive else _LEVELS)
-    return _mse(counts, absmax, low, UNSIGNED_MAX if positive else low.max_value)
+    return _mse(counts, absmax, low, largest_step(low, positive))
 
 
 def _mse(counts: NDArray[np.int64], absmax: float, low: Precision, largest: float) -> float:
@@ -424,10 +423,19 @@ def _mse(counts: NDArray[np.int64], absmax: float, low: Precision, largest: floa
     return best
 
 
+def largest_step(low: Precision, positive: bool) -> float:
+    """The largest value of INT8 or FP8 in units of its scale. positive: of unsigned INT8."""
+    return 255.0 if positive else low.max_value
+
+
+def fp8_exponent(values: NDArray) -> NDArray:
+    """Exponents of non-negative values in E4M3, from -6, that of subnormal numbers."""
+    return np.maximum(np.floor(np.log2(np.maximum(values, 1e-30))), -6.0)
+
+
 def round_fp8(values: NDArray) -> NDArray:
     """Non-negative values rounded to E4M3: 3 bits after the point, exponents from -6, at most 448."""
-    exponent = np.maximum(np.floor(np.log2(np.maximum(values, 1e-30))), -6.0)
-    step = 2.0 ** (exponent - 3)
+    step = 2.0 ** (fp8_exponent(values) - 3)
     return np.minimum(np.rint(values / step) * step, Precision.FP8.max_value)
 
 

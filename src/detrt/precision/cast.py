@@ -15,7 +15,7 @@ from ..graph.operators import FILL_LIMIT, FILL_VALUE
 from ..graph.opset import set_opset
 from ..graph.view import BF16, ELEMENT_TYPE, FLOAT, HALF, GraphView
 from ..spec import Precision
-from .rules import Rules, fixed_inputs
+from .rules import BF16_OPSET, Rules, fixed_inputs
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class _Retyper:
         del graph.value_info[:]
         drop_dead(self.model)
         if self.low == BF16:
-            set_opset(self.model, 22)
+            set_opset(self.model, BF16_OPSET)
         return self.typing
 
     def _resolve(self) -> set[int]:

@@ -21,8 +21,8 @@ from ..graph.opset import set_opset
 from ..graph.unsigned import RESULT
 from ..graph.view import ELEMENT_TYPE, GraphView, attribute
 from ..spec import Precision
-from .calibrate import UNSIGNED_MAX, round_fp8
-from .rules import Rules
+from .calibrate import fp8_exponent, largest_step, round_fp8
+from .rules import Rules, producer_behind_reshapes
 
 # Tensor core kernels need a multiple of so many channels.
 CHANNEL_MULTIPLE = {Precision.INT8: 4, Precision.FP8: 16}
@@ -230,9 +230,7 @@ def _is_matmul_of_two(view: GraphView, node: onnx.NodeProto) -> bool:
 
 def _is_attention(view: GraphView, tensor: str) -> bool:
     """Whether a tensor is the result of an attention, which the output projection reads."""
-    producer = view.producer.get(tensor)
-    while producer is not None and producer.op_type in ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"):
-        producer = view.producer.get(producer.input[0])
+    producer = producer_behind_reshapes(view, tensor)
     if producer is None:
         return False
     if producer.op_type == "Add":  # the corners or levels of deformable attention
@@ -321,23 +319,20 @@ def weight_scales(weight: NDArray[np.float32], axis: int, low: Precision) -> NDA
 
 def activation_scale(threshold: float, low: Precision, *, positive: bool = False) -> NDArray[np.float16]:
     """The FP16 scale that maps `threshold` to the largest value of the type; rounded up. positive: of unsigned INT8."""
-    return _round_up(np.maximum(threshold / (UNSIGNED_MAX if positive else low.max_value), MIN_SCALE))
+    return _round_up(np.maximum(threshold / largest_step(low, positive), MIN_SCALE))
 
 
 def round_to_precision(values: NDArray, low: Precision, *, positive: bool = False) -> NDArray[np.float32]:
     """Values in units of their scale, rounded and clipped to the values of the type. positive: of unsigned INT8."""
-    if positive:
-        return np.clip(np.rint(values), 0, UNSIGNED_MAX).astype(np.float32)
-    if low == Precision.INT8:
-        return np.clip(np.rint(values), -127, 127).astype(np.float32)
+    if positive or low == Precision.INT8:
+        largest = largest_step(low, positive)
+        return np.clip(np.rint(values), 0 if positive else -largest, largest).astype(np.float32)
     return (np.sign(values) * round_fp8(np.abs(values))).astype(np.float32)
 
 
 def _round_up(values: NDArray) -> NDArray[np.float16]:
-    round_to_precision = np.asarray(values, np.float16)
-    return np.where(
-        round_to_precision.astype(np.float64) < values, np.nextafter(round_to_precision, np.float16(np.inf)), round_to_precision
-    )
+    rounded = np.asarray(values, np.float16)
+    return np.where(rounded.astype(np.float64) < values, np.nextafter(rounded, np.float16(np.inf)), rounded)
 
 
 def centred_threshold(threshold: float, centre: NDArray[np.float32]) -> float:
@@ -487,7 +482,7 @@ def _weight_pair(
 def fp8_bits(values: NDArray) -> NDArray[np.uint8]:
     """E4M3FN bit patterns of values of at most 448, rounded to nearest even; same shape."""
     size = round_fp8(np.abs(values).astype(np.float64))
-    exponent = np.maximum(np.floor(np.log2(np.maximum(size, 1e-30))), -6.0)
+    exponent = fp8_exponent(size)
     mantissa = np.rint(size / 2.0 ** (exponent - 3)).astype(np.int64)  # 8..15 normal, below 8 subnormal
     normal = mantissa >= 8
     bits = np.where(normal, ((exponent.astype(np.int64) + 7) << 3) + (mantissa - 8), mantissa)

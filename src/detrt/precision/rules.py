@@ -19,11 +19,15 @@ from ..graph.operators import (
     FILL_LIMIT,
     GEMM,
     MOVEMENT,
+    MSDA,
+    NVIDIA_MSDA,
     PLUGIN_NODES,
     WIDE,
 )  # fmt: skip
 from ..graph.view import BF16, FLOAT, HALF, GraphView, attribute
 from ..spec import Precision
+
+BF16_OPSET = 22  # of graphs in BF16
 
 
 class Rules:
@@ -78,11 +82,11 @@ class Rules:
             return "cubic interpolation of positions"
         if node.op_type == "GridSample":
             return "GridSample takes values and FP32 coordinates in one type"
-        if node.op_type == "MultiscaleDeformableAttnPlugin_TRT":
+        if node.op_type == NVIDIA_MSDA:
             return "NVIDIA's plugin takes values and coordinates in one type"
         if self._has_lossy_constant(node):
             return f"a constant that {self.precision} cannot hold"
-        if self.precision == Precision.BF16 and not _takes_bf16(node, 22):
+        if self.precision == Precision.BF16 and not _takes_bf16(node):
             return f"ONNX has no BF16 {node.op_type}"
         if self.precision == Precision.BF16 and node.op_type == "ConvTranspose":
             return "TensorRT has no BF16 ConvTranspose"
@@ -158,7 +162,7 @@ _EXACT_REASON = "an index, an order, an angle or an output depends on every digi
 
 
 # The coordinates of detrt's plugin are FP32, whatever the type of its values.
-_FP32_INPUTS = {"Resize": (1, 2), "QuantizeLinear": (1, 2), "DequantizeLinear": (1, 2), "MSDeformAttn": (2,)}
+_FP32_INPUTS = {"Resize": (1, 2), "QuantizeLinear": (1, 2), "DequantizeLinear": (1, 2), MSDA: (2,)}
 
 
 def fixed_inputs(node: onnx.NodeProto) -> tuple[int, ...]:
@@ -175,16 +179,16 @@ def is_dot_product(view: GraphView, node: onnx.NodeProto) -> bool:
         return False
     transposed = node.op_type == "Gemm" and attribute(node, "transB", 0)
     columns = 1 if len(weight.dims) == 1 else weight.dims[0 if transposed else 1]
-    producer = view.producer.get(node.input[0])
-    while producer is not None and producer.op_type in (
-        "Reshape",
-        "Transpose",
-        "Squeeze",
-        "Unsqueeze",
-        "Flatten",
-    ):
-        producer = view.producer.get(producer.input[0])
+    producer = producer_behind_reshapes(view, node.input[0])
     return columns == 1 and producer is not None and producer.op_type == "Softmax"
+
+
+def producer_behind_reshapes(view: GraphView, tensor: str) -> onnx.NodeProto | None:
+    """The node that computes the values of a tensor; None for an input or a constant."""
+    producer = view.producer.get(tensor)
+    while producer is not None and producer.op_type in ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"):
+        producer = view.producer.get(producer.input[0])
+    return producer
 
 
 def is_bias(view: GraphView, node: onnx.NodeProto) -> bool:
@@ -198,11 +202,11 @@ def is_bias(view: GraphView, node: onnx.NodeProto) -> bool:
     return False
 
 
-def _takes_bf16(node: onnx.NodeProto, opset: int) -> bool:
-    """Whether the first input of an operator may be BF16 at an opset."""
+def _takes_bf16(node: onnx.NodeProto) -> bool:
+    """Whether the first input of an operator may be BF16."""
     if node.op_type in PLUGIN_NODES:
         return True
-    schema = onnx.defs.get_schema(node.op_type, opset)
+    schema = onnx.defs.get_schema(node.op_type, BF16_OPSET)
     if not schema.inputs:
         return True
     kind = schema.inputs[0].type_str

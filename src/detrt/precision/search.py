@@ -256,14 +256,14 @@ def drift(reference: Detections, candidate: Detections) -> float:
         costs = np.where(
             candidate.class_ids == reference.class_ids[index],
             np.abs(candidate.scores - reference.scores[index]) + 1.0 - overlaps[row],
-            2.0,
+            MISSED_DRIFT,
         )
         for column in matched:
-            costs[column] = 2.0
+            costs[column] = MISSED_DRIFT
         best = int(np.argmin(costs)) if len(costs) else -1
-        if best >= 0 and costs[best] < 2.0:
+        if best >= 0 and costs[best] < MISSED_DRIFT:
             matched.add(best)
-        total += float(costs[best]) if best >= 0 else 2.0
+        total += float(costs[best]) if best >= 0 else MISSED_DRIFT
     return total / len(order)
 
 
