@@ -13,7 +13,7 @@ import pytest
 from engine_graphs import EDGE, FIXED, TensorProto, detector, helper, left_over, one_node, rtx, save
 from fake_tensorrt import FakeCuda
 
-from detrt import bundle
+from detrt import ExportConfig, build, bundle
 from detrt.backends.tensorrt import EngineConfig, TensorRTSession, build_engine
 from detrt.errors import EngineError, GraphError, MissingPackageError, OutputError
 
@@ -98,6 +98,24 @@ def test_a_position_embedding_of_a_symbolic_size_builds_for_turing(exported, tmp
     convert_file(tmp_path / "model.onnx", report.spec, PrecisionConfig("fp16", min_fraction=0.0))
     facts = build_engine(tmp_path / "model.onnx", tmp_path / "m.engine", EngineConfig(sms=(75, 89)), report.spec).facts
     assert facts.compute_capabilities == (75, 89) and facts.precision == "fp16+fp32"
+
+
+@rtx
+def test_nms_in_the_graph_is_refused_before_the_build(tmp_path):
+    """TensorRT-RTX 1.7 has no kernel for it, and said so after minutes, with another advice."""
+    with pytest.raises(EngineError, match="NMS in the graph has no kernel .* Use `nms=checkpoint`"):
+        build(
+            "no-such-checkpoint",
+            tmp_path / "out",
+            export=ExportConfig(decode="graph", nms="graph-hard"),
+            targets=["tensorrt-rtx"],
+        )
+    node = helper.make_node("NonMaxSuppression", ["boxes", "scores", "most"], ["found"], "/NonMaxSuppression")
+    inputs = [("boxes", TensorProto.FLOAT, [1, 8, 4]), ("scores", TensorProto.FLOAT, [1, 2, 8])]
+    most = np.array([4], np.int64)
+    save(tmp_path / "m.onnx", [node], inputs, [("found", TensorProto.INT64, [None, 3])], [("most", most)])
+    with pytest.raises(EngineError, match="NMS in the graph has no kernel"):
+        build_engine(tmp_path / "m.onnx", tmp_path / "m.engine", EngineConfig(sms=(89,)), FIXED)
 
 
 @rtx

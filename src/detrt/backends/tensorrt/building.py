@@ -16,6 +16,7 @@ from ..shared import SharedOptions
 from .bindings import check_installed, is_installed, load_trt
 from .build import build_engine, check_sms, runs_here
 from .config import EngineConfig, others_of
+from .versions import check_faults, faults_of
 
 
 class EngineBuilder(Builder):
@@ -251,6 +252,10 @@ def _check_engines(engines: Sequence[EngineConfig], plan: BuildPlan) -> None:
                 f"`msda={export.msda}` makes plugin nodes, and TensorRT-RTX has no plugin layers; choose `targets=tensorrt`, or "
                 "`msda=gather`"
             )
+        if export.nms.startswith("graph") and is_installed(config.target):
+            trt = load_trt(config.target)
+            choices = {"sm": 0, "precisions": (), "family": "", "largest_batch": 1}
+            check_faults(faults_of(trt.target, trt.version, layers={"NMS"}, **choices), trt.version)
         if export.msda == "plugin" and not config.plugins:
             raise ExportError("`msda=plugin` needs the plugin's library: `plugins=libdetrt_plugin.so` (docs/guide/plugin.md)")
 

@@ -70,6 +70,10 @@ FAULTS: tuple[Fault, ...] = (
         "seen with 1.7.1 on an H100", target="tensorrt-rtx", sms=(90,),
     ),
     Fault(
+        "NMS in the graph has no kernel", (1, 7), None, "refuse", "`nms=checkpoint`, whose rule runs behind the engine",
+        "seen with 1.7.1", target="tensorrt-rtx", layers=("NMS",),
+    ),
+    Fault(
         "LayerNormalization written out in FP16", (10, 13), None, "avoided", "opset 17 or newer, below which nothing is exported",
         "PogChamper/dfine-cpp", precisions=("fp16",),
     ),
