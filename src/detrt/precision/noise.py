@@ -25,7 +25,7 @@ from ..graph.view import GraphView, attribute
 from ..spec import ModelSpec, Precision
 from ..system import CountProgress
 from .calibrate import run_tensors
-from .quantize import QuantPlan, activation_scale, centred_threshold, round_to_precision, weight_scales
+from .quantize import QuantPlan, activation_scale, centred_threshold, round_to_precision, scale_axis, weight_scales
 
 SAMPLES = 192  # positions of an image at which a layer is computed
 MAX_CENTRED_NOISE = 0.8  # centring costs a subtraction: it must leave at most this fraction of the noise
@@ -109,7 +109,8 @@ def _layer(view: GraphView, node: onnx.NodeProto, low: Precision) -> _Layer:
         weight = weight.reshape(len(weight), -1)
     elif not attribute(node, "transB", 0):
         weight = weight.T
-    scale = weight_scales(weight, 0, low).astype(np.float32).reshape(-1, 1)
+    axis = None if scale_axis(node, low) is None else 0  # outputs come first here
+    scale = weight_scales(weight, axis, low).astype(np.float32).reshape(-1, 1)
     return _Layer(node, weight, round_to_precision(weight / scale, low) * scale, kernel, np.zeros((6, len(weight))))
 
 

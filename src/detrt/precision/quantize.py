@@ -1,7 +1,7 @@
 """Explicit Q/DQ pairs for INT8 and FP8, placed for detection transformers.
 
-Symmetric, zero point 0; activations and FP8 weights are quantized per tensor, INT8 weights per channel. Scales are FP16, like the
-rest of the graph: FP32 scales would make every DequantizeLinear and its readers FP32.
+Symmetric, zero point 0; activations and FP8 weights of matmuls are quantized per tensor, other weights per channel. Scales are FP16,
+like the rest of the graph: FP32 scales would make every DequantizeLinear and its readers FP32.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CHANNELS_TOGETHER = 32
 # Smallest fraction of the MACs of a group of INT8 layers. It leaves the decoders of detectors with a ResNet or HGNetV2 in FP16.
 MIN_STAGE = 0.02
 PASSED = ELEMENTWISE | MOVEMENT | {"Erf", "Gelu", "HardSigmoid"}  # on the way from a layer to those that read its result
-SCALE_CANDIDATES = 8  # of FP8 weights
+SCALE_CANDIDATES = 8  # of each scale of FP8 weights
 # Smallest normal number of FP16.
 MIN_SCALE = 2.0**-14
 
@@ -297,24 +297,39 @@ def _consumers(view: GraphView, rules: Rules, start: int) -> set[str]:
     return result
 
 
-def weight_scales(weight: NDArray[np.float32], axis: int, low: Precision) -> NDArray[np.float16]:
-    """FP16 scales of INT8, one for each channel along `axis`, or the one of FP8, (); rounded up so that no weight is clipped.
+def scale_axis(node: onnx.NodeProto, low: Precision) -> int | None:
+    """Axis of the channels that each have a scale in the weight of a layer; None: one scale.
 
-    The steps of FP8 double with every power of two: small channels need no scale of their own, and the one scale is that within a
-    factor of two with the smallest rounding error. TensorRT-RTX 1.6.1 and 1.7.1 multiply by one scale in FP32 inside a matmul. With
-    scales of channels they store its sums of FP8 values in FP16, which ends at 65504, or a convolution's in FP32, and scale those.
+    TensorRT-RTX 1.6.1 writes sums of FP8 values of a matmul with scales of channels in FP16, which ends at 65504, and scales them in
+    the next kernel; one scale it multiplies by in FP32. Of convolutions it is right with scales of channels, which write FP32, and
+    wrong with one scale (docs/results/tensorrt-rtx.md). The steps of FP8 double with every power of two: small channels do not need
+    a scale of their own.
     """
-    other = tuple(i for i in range(weight.ndim) if i != axis or low == Precision.FP8)
+    if node.op_type == "Conv":
+        return 0
+    return None if low == Precision.FP8 else 1 - int(bool(attribute(node, "transB", 0)))
+
+
+def weight_scales(weight: NDArray[np.float32], axis: int | None, low: Precision) -> NDArray[np.float16]:
+    """FP16 scales, one for each channel along `axis` or, without one, the scale of all, (); rounded up so that no weight is clipped.
+
+    For FP8, whose steps double with every power of two, the scale within a factor of two with the smallest rounding error.
+    """
+    other = tuple(i for i in range(weight.ndim) if i != axis)
     best = _round_up(np.maximum(np.abs(weight).max(other) / low.max_value, MIN_SCALE))
     if low == Precision.INT8:
         return best
-    error = np.inf
+    errors = np.full(best.shape, np.inf)
     for scale in [_round_up(best.astype(np.float64) * 2.0 ** (step / SCALE_CANDIDATES)) for step in range(SCALE_CANDIDATES)]:
-        divisor = np.float32(scale)
-        found = float(((round_to_precision(weight / divisor, low) * divisor - weight) ** 2).sum())
-        if found < error:
-            best, error = scale, found
+        divisors = _along(scale, axis, weight.ndim)
+        result = ((round_to_precision(weight / divisors, low) * divisors - weight) ** 2).sum(other)
+        best, errors = np.where(result < errors, scale, best), np.minimum(result, errors)
     return best
+
+
+def _along(scale: NDArray, axis: int | None, dimensions: int) -> NDArray[np.float32]:
+    """FP32 scales in a shape that divides a weight of `dimensions` axes."""
+    return scale.astype(np.float32).reshape([-1 if i == axis else 1 for i in range(dimensions)])
 
 
 def activation_scale(threshold: float, low: Precision, *, positive: bool = False) -> NDArray[np.float16]:
@@ -399,7 +414,7 @@ def insert_qdq(
                 add_pair(source, pairs[name, pads], plan.activations[node.name], limit, node.name)
             if any(pads):
                 drop_attribute(node, "pads")
-            axis = 0 if node.op_type == "Conv" else 1 - int(bool(attribute(node, "transB", 0)))
+            axis = scale_axis(node, low)
             key = (node.input[1], axis)
             if key not in weights_done:
                 weights_done[key] = f"{node.input[1]}/{low}"
@@ -466,7 +481,7 @@ def _weight_pair(
     kind: np.dtype,
 ) -> onnx.NodeProto:
     scale = weight_scales(weight, axis, low).astype(kind)
-    scaled = weight / scale.astype(np.float32).reshape([-1 if i == axis else 1 for i in range(weight.ndim)])
+    scaled = weight / _along(scale, axis, weight.ndim)
     if low == Precision.INT8:
         raw = round_to_precision(scaled, low).astype(np.int8).tobytes()
     else:
