@@ -165,7 +165,7 @@ def test_an_engine_that_cannot_run_here_gives_way_and_says_so(cli, place):
     assert len(result.lines) == 2 and "nothing else of the bundle can run here" in result.err and "cuda-python" in result.err
     engine = "full/model.tensorrt-rtx-sm89.engine"
     cli.refused("detect", engine, "in", names="cuda-python", advice="pip install")
-    cli.refused("detect", "full", "in", "--backend", "tensorrt", names="'full'", advice="detrt build")
+    cli.refused("detect", "full", "in", "--backend", "tensorrt", names="'full'", advice="pip install")
     assert len(cli("detect", "full", "in", "--backend", "onnxruntime", "--json", "-", "-q").lines) == 2
 
 

@@ -18,7 +18,7 @@ from detrt.backends.open import kind_of, open_session
 from detrt.backends.tensorrt import opening as sessions
 from detrt.bundle import Bundle, BundleFile, EngineFacts, Provenance
 from detrt.detector import Detector
-from detrt.errors import EngineError, SessionError, SpecError
+from detrt.errors import EngineError, MissingPackageError, SessionError, SpecError
 from detrt.spec import read_spec_file
 
 SPEC = make_spec()
@@ -265,6 +265,18 @@ def test_bundle_without_an_engine(bundle):
     assert open_session(bundle("onnx"), backend="onnxruntime").info.note == ""
     with pytest.raises(EngineError, match="holds no engine. Build one with: `build\(.*, targets=tensorrt"):
         open_session(bundle("onnx"), backend="tensorrt")
+
+
+def test_an_engine_that_cannot_run_is_not_built_again(bundle, monkeypatch):
+    """Its reason says what to do, such as a package to install."""
+
+    def no_package(path, device, **options):
+        raise MissingPackageError("cuda-python", "gpu", "running TensorRT engines")
+
+    monkeypatch.setattr("detrt.backends.tensorrt.opening.open_engine", no_package)
+    with pytest.raises(EngineError, match=r"can run here: .*cuda-python.*pip install") as caught:
+        open_session(bundle("onnx", "engine"), backend="tensorrt")
+    assert "Build one with" not in str(caught.value)
 
 
 def test_one_device_means_the_same_for_every_kind(bundle):

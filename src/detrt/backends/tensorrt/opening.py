@@ -60,11 +60,10 @@ class EngineOpener(Opener):
         return None, f"the text encoder runs with ONNX Runtime, because no engine of it can run here: {why}"
 
     def refusal(self, search: FileSearch) -> DetrtError:
-        folder, why = search.bundle.folder, "; ".join(search.reasons) or "it holds no engine"
-        return EngineError(
-            f"no engine of the bundle '{folder}' can run here: {why}. Build one with: `build({folder}, targets=tensorrt)`, or "
-            "tensorrt-rtx"
-        )
+        folder = search.bundle.folder
+        # What keeps an engine from running says what to do.
+        none = f"it holds no engine. Build one with: `build({folder}, targets=tensorrt)`, or tensorrt-rtx"
+        return EngineError(f"no engine of the bundle '{folder}' can run here: {'; '.join(search.reasons) or none}")
 
     def check(self, search: FileSearch, session: BaseSession, entry: BundleFile) -> None:
         check_first_opening(session, search.bundle, entry, search.open_graph)
