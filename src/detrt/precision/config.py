@@ -8,7 +8,7 @@ from typing import Any
 
 from ..backends.targets import TARGETS
 from ..errors import GraphError, check_one_of, check_range, is_finite
-from ..spec import LARGEST_BATCH, Precision, comma_separated
+from ..spec import Precision, comma_separated
 
 PRECISIONS = (*Precision, "auto")
 METHODS = ("auto", "entropy", "percentile", "mse", "minmax")
@@ -42,7 +42,7 @@ class PrecisionConfig:
         not be in `low` to stay within `budget`.
     calibration: folder of images, or a COCO annotation file with its images beside it (see
         `calibrate.find_images`). Required for int8, fp8 and auto; for fp16 it turns on the overflow scan.
-    calibration_images: largest number of images. batch_size: batch size.
+    calibration_images: largest number of images.
     prompt: of a model that takes a prompt, on these images.
     method: how an activation's range becomes a scale: "entropy", "percentile", "mse", "minmax"; "auto" is "mse".
     percentile: for that method, in percent.
@@ -83,7 +83,6 @@ class PrecisionConfig:
         default=None,
         metadata={"help": "Prompt of a prompted model on the calibration images.", "panel": "Prompt"},
     )
-    batch_size: int = 1
     method: str = field(
         default="auto",
         metadata={
@@ -172,7 +171,6 @@ class PrecisionConfig:
         object.__setattr__(self, "keep_fp32", tuple(self.keep_fp32))
         for name, low, high in (
             ("calibration_images", 1, 100_000),
-            ("batch_size", 1, LARGEST_BATCH),
             ("percentile", 50, 100),
             ("margin", 1, 1000),
             ("quantize_fraction", 0, 1),
@@ -232,7 +230,7 @@ class PrecisionConfig:
 
     def unquantized(self) -> PrecisionConfig:
         """Of a precision of 8 bits: 16 bits, with the choices that are for these as well."""
-        names = ("calibration", "calibration_images", "prompt", "batch_size", "keep_fp32", "margin")
+        names = ("calibration", "calibration_images", "prompt", "keep_fp32", "margin")
         return PrecisionConfig(self.target.base, min_fraction=0.0, **{name: getattr(self, name) for name in names})
 
     def without_search(self) -> PrecisionConfig:
