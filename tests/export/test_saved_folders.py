@@ -85,7 +85,7 @@ def check(path, spec, folder, images):
                 assert relative_error(want[name].numpy(), got[name]) < Precision.FP32.output_tolerance, name
             theirs = processor.post_process_object_detection(want, threshold=0.0, target_sizes=torch.tensor([image.shape[:2]]))[0]
             ours = decode(got, spec, [image.shape[:2]], threshold=0.0)[0]
-            found = match(published._as_detections(theirs, (), image.shape[:2]), ours, SAME)
+            found = match(published._as_detections(theirs, image.shape[:2]), ours, SAME)
             assert found.compared >= 5 and (found.missing, found.extra) == (0, 0)
             assert found.box_px < 0.1 and found.score < 1e-4
 
@@ -274,7 +274,7 @@ def test_trained_shapes_saved_again(tmp_path):
             with torch.no_grad():
                 outputs = model(**processor(images=image, return_tensors="pt"))
             theirs = processor.post_process_object_detection(outputs, threshold=0.0, target_sizes=torch.tensor([image.shape[:2]]))
-            found = match(published._as_detections(theirs[0], (), image.shape[:2]), ours, SAME)
+            found = match(published._as_detections(theirs[0], image.shape[:2]), ours, SAME)
             assert found.compared >= 2 and (found.missing, found.extra) == (0, 0)
             assert found.box_px < 0.1 and found.score < 1e-4
 
@@ -333,7 +333,7 @@ def test_omdet_turbo_ends_as_in_transformers(tiny, exported, tmp_path, monkeypat
             (found,) = processor.post_process_grounded_object_detection(
                 outputs, [names], threshold=0.2, nms_threshold=0.05, target_sizes=[image.shape[:2]]
             )
-            theirs = published._as_detections(found, (), image.shape[:2])
+            theirs = published._as_detections(found, image.shape[:2])
             for detector in (plain, graphed):
                 same = match(theirs, detector(image), Gate(threshold=0.2, at_least=5, box_px=0.1, score=1e-4))
                 assert same.compared == len(theirs) >= 5 and (same.missing, same.extra) == (0, 0)

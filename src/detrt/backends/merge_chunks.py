@@ -134,7 +134,7 @@ class ChunkMerge:
         for name in extras:
             merge[name] = np.zeros((count, rule.max_detections, *np.shape(runs[0][name])[2:]), np.float32)
         for image in range(count):
-            rows = self._read_decoded(runs, count, image)
+            rows = self._read_decoded(runs, image)
             boxes, scores, ids, *more = (np.concatenate(column) for column in zip(*rows, strict=True))
             order = np.argsort(-scores, kind="stable")
             if len(runs) > 1 and rule.select == "query":
@@ -148,7 +148,7 @@ class ChunkMerge:
                 merge[name][image, :kept] = one[order[:kept]]
         return merge
 
-    def _read_decoded(self, runs: Sequence[Outputs], count: int, image: int) -> list[tuple[NDArray, ...]]:
+    def _read_decoded(self, runs: Sequence[Outputs], image: int) -> list[tuple[NDArray, ...]]:
         """(boxes, scores, class ids), and with masks their logits, of one image in each run."""
         rows = []
         for number, outputs in enumerate(runs):

@@ -20,7 +20,6 @@ from ..data.matching import Gate
 from ..data.scenes.scene import draw_scene
 from ..detector import Detector
 from ..evaluation.parity import require, verify
-from ..evaluation.report import VerifyReport
 from ..models.contract import ExportConfig
 from ..models.load_options import LoadOptions
 from ..pipeline import Stage, build
@@ -49,7 +48,6 @@ class DemoReport:
 
     stages: tuple[Stage, ...]
     bundle: Bundle
-    parity: VerifyReport
     image: Path
     detections: int
     prompted: Path
@@ -112,7 +110,7 @@ def run_demo(
     best = ", ".join(dict.fromkeys(found.labels[i] for i in np.argsort(-found.scores)))
     stages.append(Stage("detect", time.perf_counter() - start, annotated.stat().st_size, f"{len(found)} objects: {best}"))
     drawn, phrases, more = _prompted(output, load, progress)
-    return DemoReport((*stages, *more), report.bundle, parity, annotated, len(found), drawn, phrases)
+    return DemoReport((*stages, *more), report.bundle, annotated, len(found), drawn, phrases)
 
 
 def _prompted(

@@ -132,8 +132,8 @@ class DevicePool:
 
     def detect_batches(self, batches: Iterable[Sequence[Path]]) -> Iterator[list[Detections]]:
         """Detections of every batch of image files, in order. Raises ImageError for a file that cannot be read."""
-        for task, answers in self._run([Input(path) for path in batch] for batch in batches):
-            yield [_detections(task[index], result) for index, result in answers]
+        for _, answers in self._run([Input(path) for path in batch] for batch in batches):
+            yield [_detections(result) for _, result in answers]
 
     def _run(self, tasks: Iterable[list[Input]]) -> Iterator[tuple[list[Input], list[Answer]]]:
         """Each task and its results, in order."""
@@ -219,7 +219,7 @@ def _tasks(inputs: Sequence[Input], size: int) -> Iterator[list[Input]]:
         yield images
 
 
-def _detections(source: Input, result: Record | str) -> Detections:
+def _detections(result: Record | str) -> Detections:
     if isinstance(result, str):
         raise ImageError(result)
     return result.detections

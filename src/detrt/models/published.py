@@ -160,7 +160,7 @@ def post_processing_count(source: Source, processor: Any, images: Sequence[NDArr
             threshold = float(best[:2].mean())
         theirs = processor.post_process_object_detection(outputs, threshold=threshold, target_sizes=torch.tensor([size]))[0]
         ours = decode(arrays, source.spec, [size], threshold=threshold)[0]
-        found = _as_detections(theirs, ours.labels, size)
+        found = _as_detections(theirs, size)
         difference = _difference(ours, found)
         if not difference and ours.masks is not None and _has_masks(processor):
             difference = mask_difference(ours, processor, outputs)
@@ -194,7 +194,7 @@ def _has_masks(processor: Any) -> bool:
     return hasattr(processor, "post_process_instance_segmentation")
 
 
-def _as_detections(found: Mapping[str, Any], labels: Sequence[str], size_hw: tuple[int, int]) -> Detections:
+def _as_detections(found: Mapping[str, Any], size_hw: tuple[int, int]) -> Detections:
     """What transformers' post-processing returned, best score first, clipped to the image as ours are."""
     import torch
 
@@ -313,7 +313,7 @@ class PublishedDetector:
         else:
             found = self._stock.found(self._both, outputs, self._prompt, self._source.spec.decode.max_detections)
         names = self._source.spec.labels if self._prompt is None else self._prompt.names
-        made = _as_detections(found, (), outputs.size_hw)
+        made = _as_detections(found, outputs.size_hw)
         return replace(made, labels=tuple(names.get(int(i), str(i)) for i in made.class_ids))
 
     def by_tokens(self, outputs: PublishedOutputs, text_threshold: float) -> Detections:
@@ -324,7 +324,7 @@ class PublishedDetector:
         assert isinstance(self._stock, TokenStock)
         found = self._stock.by_tokens(self._both, outputs, text_threshold)
         order = torch.argsort(found["scores"].float(), descending=True, stable=True).tolist()
-        made = _as_detections({**found, "labels": torch.zeros(len(order), dtype=torch.int64)}, (), outputs.size_hw)
+        made = _as_detections({**found, "labels": torch.zeros(len(order), dtype=torch.int64)}, outputs.size_hw)
         return replace(made, labels=tuple(found["text_labels"][i] for i in order))
 
 

@@ -50,7 +50,7 @@ def load_random(ref: str, options: LoadOptions = LoadOptions()) -> Source:  # no
     module, words = build_model(family, model, tiny=size == "tiny"), None
     if family.text:
         given = options.tokenizer
-        words = small_tokenizer(family, module.config.text_config) if given is None else read_tokenizer(given, None, ref)
+        words = small_tokenizer(module.config.text_config) if given is None else read_tokenizer(given, None, ref)
         spec = text_spec(family, module, authors_input(family, module), words, ref)
     else:
         classes = int(module.config.num_labels)
@@ -191,7 +191,7 @@ _WORDS = (
 )
 
 
-def small_tokenizer(family: Family, text_config: Any) -> bytes:
+def small_tokenizer(text_config: Any) -> bytes:
     """A tokenizer of some words, and letters and digits for all others, as a file.
 
     WordPiece with BERT's ids of framing tokens and separators, which transformers' code uses; for CLIP the same words between

@@ -54,14 +54,13 @@ def mac_fractions(model: onnx.ModelProto, counts: Mapping[str, int]) -> MacFract
     FP32 graph that it was converted from.
     """
     producers = {name: node for node in model.graph.node for name in node.output}
-    constants = {tensor.name: tensor for tensor in model.graph.initializer}
     kinds = element_types(model)
     sums: dict[str, int] = {}
     rows: list[tuple[str, str, int]] = []
     for node in model.graph.node:
         if node.op_type not in GEMM.onnx or node.name not in counts:
             continue
-        kind = _layer_type(node, producers, constants, kinds)
+        kind = _layer_type(node, producers, kinds)
         sums[kind] = sums.get(kind, 0) + counts[node.name]
         rows.append((kind, node.name, counts[node.name]))
     total = sum(sums.values())
@@ -95,12 +94,7 @@ def check_fraction(fractions: MacFractions, config: PrecisionConfig) -> None:
         )
 
 
-def _layer_type(
-    node: onnx.NodeProto,
-    producers: Mapping[str, onnx.NodeProto],
-    constants: Mapping[str, onnx.TensorProto],
-    kinds: Mapping[str, int],
-) -> str:
+def _layer_type(node: onnx.NodeProto, producers: Mapping[str, onnx.NodeProto], kinds: Mapping[str, int]) -> str:
     operands = node.input[:2] if node.op_type != "Einsum" else node.input
     sources = [producers.get(name) for name in operands]
     if all(source is not None and source.op_type == "DequantizeLinear" for source in sources):

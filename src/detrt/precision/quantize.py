@@ -419,7 +419,7 @@ def insert_qdq(
             if key not in weights_done:
                 weights_done[key] = f"{node.input[1]}/{low}"
                 weight = numpy_helper.to_array(constants[node.input[1]]).astype(np.float32)
-                nodes.append(_weight_pair(graph, weight, axis, node.input[1], weights_done[key], low, node.name, kind))
+                nodes.append(_weight_pair(graph, weight, axis, weights_done[key], low, node.name, kind))
             node.input[0], node.input[1] = pairs[name, pads], weights_done[key]
         nodes.append(node)
         if node.name in plan.results:
@@ -474,7 +474,6 @@ def _weight_pair(
     graph: onnx.GraphProto,
     weight: NDArray[np.float32],
     axis: int,
-    name: str,
     target: str,
     low: Precision,
     layer: str,

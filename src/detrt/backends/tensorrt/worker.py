@@ -302,10 +302,10 @@ def _layer_types(network: Any) -> dict[str, int]:
 def _sms(trt: Trt, config: EngineConfig) -> tuple[int, ...]:
     """Compute capabilities that the engine is for. Raises EngineError: one that TensorRT-RTX builds for on such a GPU only."""
     if not trt.is_rtx:
-        return _sms_of_this_gpu(config)
+        return _sms_of_this_gpu()
     if config.sms[0] not in RTX_SMS:
         try:
-            here = _sms_of_this_gpu(config)
+            here = _sms_of_this_gpu()
         except DetrtError as error:
             here, reason = (), str(error)
         else:
@@ -318,7 +318,7 @@ def _sms(trt: Trt, config: EngineConfig) -> tuple[int, ...]:
     return config.sms
 
 
-def _sms_of_this_gpu(config: EngineConfig) -> tuple[int, ...]:
+def _sms_of_this_gpu() -> tuple[int, ...]:
     from .cuda import Cuda
 
     cuda = Cuda()
