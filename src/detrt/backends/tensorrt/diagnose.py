@@ -178,10 +178,10 @@ def open_failure(engine_name: str, logged: Sequence[str], version: str) -> str:
             f"no CUDA device: TensorRT {version} cannot open '{engine_name}' without an NVIDIA GPU and its "
             "driver; check with nvidia-smi, or run the ONNX file: `backend=onnxruntime`"
         )
-    lines = [f"TensorRT {version} refused the engine '{engine_name}'"]
-    lines += [f"  {_told(line)}" for line in logged[:_SHOWN]] or ["  it gave no reason"]
+    told = "; ".join(_told(line) for line in logged[:_SHOWN]) or "it gave no reason"
     hint = _hint(_BUILD_HINTS, text) if re.search(r"[Mm]emory", text) else None
-    return "\n".join([*lines, f"  {hint or 'build the engine again with this version: `build(MODEL, output=OUT)`'}"])
+    advice = hint or "build the engine again with this version: `build(MODEL, output=OUT)`"
+    return f"TensorRT {version} refused the engine '{engine_name}': {told}; {advice}"
 
 
 def ended(return_code: int, log_tail: str) -> str:

@@ -259,7 +259,7 @@ def _check_capability(sms: tuple[int, ...], layer_types: dict[str, int], low: bo
 def _refuse_logged_errors(trt: Trt, messages: Messages) -> None:
     """A setter with a wrong value only logs an error, and the build goes on without it."""
     if messages.errors:
-        raise EngineError(f"TensorRT {trt.version} refused a build option:\n  " + "\n  ".join(messages.errors[:5]))
+        raise EngineError(f"TensorRT {trt.version} refused a build option: " + "; ".join(messages.errors[:5]))
 
 
 def _load_timing_cache(trt: Trt, builder_config: Any, config: EngineConfig) -> list[str]:
