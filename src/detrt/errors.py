@@ -172,6 +172,12 @@ def check_range(
         raise error(f"{name} must be {kind} from {low} to {high}{more}; got {value!r}")
 
 
+def check_timeout(seconds: object, error: type[DetrtError]) -> None:
+    """Raise `error` where a limit of time is neither None nor a positive number."""
+    if seconds is not None and not (is_finite(seconds) and seconds > 0):  # type: ignore[operator]
+        raise error(f"`timeout_seconds` must be a number of seconds of more than 0, or left out; got {seconds!r}")
+
+
 def no_attribute(owner: object, name: str, instead: str = "") -> AttributeError:
     """The error of an attribute that is not there. instead: what to do, "" for nothing."""
     return AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}" + (f"; {instead}" if instead else ""))

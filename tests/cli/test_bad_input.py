@@ -223,7 +223,7 @@ def test_model_that_gives_nan(cli, place):
         ("model.onnx", ["--size", "64", "--height", "3"], "--size", "not both"),
         ("model.onnx", ["--target", "onnxruntime"], "onnxruntime", "is now --target onnx"),
         ("model.onnx", ["--width", "64"], "--width", "both --height and --width"),
-        ("model.onnx", ["--target", "tensorrt-rtx", "--timeout", "-1"], "-1", "positive number of seconds"),
+        ("model.onnx", ["--target", "tensorrt-rtx", "--timeout", "-1"], "-1", "number of seconds of more than 0"),
         ("model.onnx", ["--target", "tensorrt-rtx", "--optimization-level", "9"], "got 9", "from 0 to 5"),
         ("model.onnx", ["--target", "tensorrt-rtx", "--workspace-mib", "0"], "got 0", "from 1 to"),
         ("model.onnx", ["--target", "gpu"], "'gpu'", "tensorrt-rtx, tensorrt, inductor, openvino, onnx"),

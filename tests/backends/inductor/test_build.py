@@ -261,6 +261,7 @@ def test_a_symbolic_batch_is_never_where_channels_are():
         ({"height": (480, 640, 800), "width": (640, 640, 640)}, "one size"),
         ({"height": (640, 640, 640)}, "both height and width"),
         ({"timeout_seconds": 0}, "more than 0"),
+        ({"timeout_seconds": "60"}, "more than 0"),
     ],
 )
 def test_choices_are_checked(choices, says):

@@ -278,6 +278,7 @@ def test_feeds_are_checked(folder):
         ({"streams": 2}, "without `performance=throughput`"),
         ({"performance": "throughput", "streams": 0}, "from 1 to"),
         ({"timeout_seconds": 0}, "more than 0"),
+        ({"timeout_seconds": "60"}, "more than 0"),
     ],
 )
 def test_choices_are_checked(choices, words):

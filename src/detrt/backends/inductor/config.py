@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from ...errors import EngineError, check_range
+from ...errors import EngineError, check_range, check_timeout
 from ...spec import LARGEST_BATCH, LARGEST_SIDE, Precision, TextSpec, Triple
 
 TARGET = "inductor"
@@ -97,8 +97,7 @@ class InductorConfig:
             raise EngineError("give both height and width, or neither")
         if self.tokens is not None:
             check_range("`tokens`", self.tokens, 4, MAX_PROMPT_TOKENS, EngineError, integer=True)
-        if self.timeout_seconds is not None and not self.timeout_seconds > 0:
-            raise EngineError(f"`timeout_seconds` must be more than 0 seconds; got {self.timeout_seconds}")
+        check_timeout(self.timeout_seconds, EngineError)
 
     @property
     def batches(self) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from ...errors import EngineError, check_range
+from ...errors import EngineError, check_range, check_timeout
 
 TARGET = "openvino"
 PERFORMANCE = ("latency", "throughput")  # the first is the default
@@ -77,8 +77,7 @@ class OpenVinoConfig(OpenVinoRun):
 
     def __post_init__(self) -> None:
         OpenVinoRun.__post_init__(self)
-        if self.timeout_seconds is not None and not self.timeout_seconds > 0:
-            raise EngineError(f"`timeout_seconds` must be more than 0 seconds; got {self.timeout_seconds}")
+        check_timeout(self.timeout_seconds, EngineError)
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "performance": self.performance or PERFORMANCE[0]}

@@ -7,7 +7,7 @@ from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ...errors import EngineError, check_one_of, check_range, is_finite
+from ...errors import EngineError, check_one_of, check_range, check_timeout
 from ...spec import LARGEST_BATCH, LARGEST_SIDE, Triple
 from ...system import compute_capabilities_here
 
@@ -166,10 +166,7 @@ class EngineConfig:
         )
         if self.workspace_mib is not None:
             check_range("`workspace_mib`", self.workspace_mib, 1, 1 << 20, EngineError, integer=True, more=", or left out")
-        if self.timeout_seconds is not None and not (is_finite(self.timeout_seconds) and self.timeout_seconds > 0):
-            raise EngineError(
-                f"`timeout_seconds` must be a positive number of seconds, or left out; got {self.timeout_seconds!r}"
-            )
+        check_timeout(self.timeout_seconds, EngineError)
         if self.timing_cache is not None:
             object.__setattr__(self, "timing_cache", Path(self.timing_cache))
         check_one_of("hardware_compatibility", self.hardware_compatibility, HARDWARE_COMPATIBILITIES, EngineError)
