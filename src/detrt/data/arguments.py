@@ -27,16 +27,16 @@ def refuse(name: str, allowed: str, value: object) -> ArgumentError:
     return ArgumentError(f"{name} must be {allowed}; got {one_line(repr(value), _LONGEST_VALUE)} ({type(value).__name__})")
 
 
-def check_integer(value: Any, name: str, *, least: int = 1) -> int | None:
-    """An integer of at least `least`, of Python or NumPy, or None."""
+def check_integer(value: Any, name: str) -> int | None:
+    """An integer of at least 1, of Python or NumPy, or None."""
     if value is None:
         return None
     try:
         number = operator.index(value)
     except TypeError:
-        raise refuse(name, f"an integer of at least {least}, or None", value) from None
-    if isinstance(value, bool) or number < least:
-        raise refuse(name, f"an integer of at least {least}, or None", value)
+        number = 0
+    if isinstance(value, bool) or number < 1:
+        raise refuse(name, "an integer of at least 1, or None", value)
     return number
 
 

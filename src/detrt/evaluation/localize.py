@@ -19,7 +19,6 @@ from ..backends.prompted import detector_of, with_text
 from ..data.preprocess import group_by_size, preprocess
 from ..errors import DetrtError, GraphError
 from ..spec import ModelSpec, Precision
-from ..system import CountProgress
 from .batching import slot_feeds
 from .divergence import Divergence, LayerError, TensorError, comparable, onnx_fetch, search
 from .models import Side, reference_view, run_view, view_of
@@ -65,12 +64,11 @@ def failing_feeds(report: VerifyReport, ref: Side, cand: Side, images: Sequence[
 def _search(
     report: VerifyReport, ref: Side, cand: Side, feeds: Feeds, say: Callable[[str], None]
 ) -> tuple[Divergence | None, list[str]]:
-    notes: list[str] = []
     if cand.source is not None:
         if ref.source is None:
             return None, ["no divergence search: it needs a graph, or two checkpoints; swap the two sides"]
 
-        return search_torch(ref.session, cand.session, feeds), notes
+        return search_torch(ref.session, cand.session, feeds), []
     if cand.graph is None:
         return None, [f"no divergence search: the ONNX graph that {cand.session.info.name} was built from is not beside it"]
     spec = cand.session.spec
@@ -82,17 +80,17 @@ def _search(
         if ref.source is None or not cand.session.info.runs_graph:
             return None, [f"no divergence search: only {fraction:.0%} of the tensors have a name that the reference has"]
 
-        return search_modules(view, cand.session, ref.session, spec, feeds, precision=precision), notes
+        return search_modules(view, cand.session, ref.session, spec, feeds, precision=precision), []
     result = search(view, reference, spec, feeds, precision=precision, against=against, original=view_of(cand.graph))
     if cand.session.info.runs_graph:
-        return result, notes
+        return result, []
     if result.first is not None and result.first.error > report.gate.tensor:
         return result, [f"found in the graph, so what {cand.session.info.name} makes of it is not the cause"]
     fetch = cand.session.probed(view, feeds)
     if fetch is None:
         return result, [f"the graph agrees with the reference, so {cand.session.info.name} differs, whose tensors cannot be read"]
     say("building probe engines")
-    result = search(view, reference, spec, feeds, precision=report.precision, fetch=fetch, against=against)
+    result = search(view, reference, spec, feeds, precision=precision, fetch=fetch, against=against)
     return result, ["the graph agrees with the reference, so the engine differs", CAVEAT]
 
 
@@ -111,7 +109,6 @@ def search_modules(
     feeds: Feeds,
     *,
     precision: str = "fp32",
-    progress: CountProgress | None = None,
 ) -> Divergence:
     """Compare the outputs of PyTorch modules with the tensors that leave the same scopes of a graph.
 
@@ -136,8 +133,6 @@ def search_modules(
         for path, array in module_outputs:
             if nearest := _nearest(array, scope_tensors.get(path, ()), tensors, metric):
                 result[path] = max(result.get(path, (0.0, "", "")), nearest, key=lambda row: row[0])
-        if progress:
-            progress(start + len(chunk), len(paths))
     if not result:
         raise GraphError("no module of the checkpoint has an output that leaves its scope in the graph")
     return _result(candidate, result, metric, Precision(precision).layer_tolerance)

@@ -33,7 +33,7 @@ from ..system import Progress
 from .apply import Calibration, apply_precision
 from .config import PrecisionConfig
 
-_MAX_BLOCKS = 40
+MAX_BLOCKS = 40
 _COMPARED_DETECTIONS = 10  # per image
 _SCHEMA = 1
 MISSED_DRIFT = 2.0  # drift of a detection without a match
@@ -66,8 +66,8 @@ class SearchResult:
         }
 
 
-def blocks_of(model: onnx.ModelProto, limit: int = _MAX_BLOCKS) -> list[str]:
-    """Module paths that divide the layers of a graph into at most `limit` blocks, as fine as possible; in graph order.
+def blocks_of(model: onnx.ModelProto) -> list[str]:
+    """Module paths that divide the layers of a graph into at most `MAX_BLOCKS` blocks, as fine as possible; in graph order.
 
     A graph without module paths in its node names has one block, "".
     """
@@ -75,7 +75,7 @@ def blocks_of(model: onnx.ModelProto, limit: int = _MAX_BLOCKS) -> list[str]:
     best: list[str] = []
     for depth in range(1, 12):
         blocks = list(dict.fromkeys(".".join(_path_parts(path)[:depth]) for path in paths))
-        if best and len(blocks) > limit:
+        if best and len(blocks) > MAX_BLOCKS:
             break
         best = blocks
     # A block that contains another one would include its layers.

@@ -89,7 +89,7 @@ def parse_infer(
         raise bad(f"the body is not JSON ({str(error)[:200]}); binary tensors need Inference-Header-Content-Length") from None
     if not isinstance(data, dict):
         raise bad("the body must be a JSON object with 'inputs'")
-    parameters = _object(data, "parameters", "the request")
+    parameters = _parameters(data, "the request")
     _check_parameters(parameters)
     feeds = _feeds(data, tail, inputs, optional)
     binary = bool(parameters.get("binary_data_output", False))
@@ -147,7 +147,7 @@ def _feeds(data: Mapping[str, Any], tail: bytes | bytearray, infos: Sequence[Ten
         shape, dtype = _shape(entry, known[name]), known[name].dtype
         if entry.get("datatype") != datatype(dtype):
             raise bad(f"input '{name}' must be {datatype(dtype)}; got {json.dumps(entry.get('datatype'))[:60]}")
-        own = _object(entry, "parameters", f"input '{name}'")
+        own = _parameters(entry, f"input '{name}'")
         if any(key.startswith("shared_memory") for key in own):
             raise bad(f"input '{name}': shared memory is not offered; send the tensor in the body")
         size = own.get("binary_data_size")
@@ -278,19 +278,19 @@ def _wanted(data: Mapping[str, Any], names: Sequence[str], binary: bool) -> tupl
         name = entry.get("name")
         if not isinstance(name, str) or name not in names:
             raise bad(f"output {json.dumps(name)[:80]} is not one of the model's: {', '.join(names)}")
-        own = _object(entry, "parameters", f"output '{name}'")
+        own = _parameters(entry, f"output '{name}'")
         if own.get("classification") or any(key.startswith("shared_memory") for key in own):
             raise bad(f"output '{name}': classification and shared memory are not offered; take the tensor")
         wanted[name] = bool(own.get("binary_data", binary))
     return tuple(wanted.items())
 
 
-def _object(data: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
-    found = data.get(key)
+def _parameters(data: Mapping[str, Any], where: str) -> dict[str, Any]:
+    found = data.get("parameters")
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise bad(f"'{key}' of {where} must be an object; got {json.dumps(found)[:60]}")
+        raise bad(f"'parameters' of {where} must be an object; got {json.dumps(found)[:60]}")
     return found
 
 

@@ -77,14 +77,14 @@ def resnet(shapes: Shapes, body: str) -> dict[str, Any]:
     }
 
 
-def hgnet(shapes: Shapes, prefix: str = "backbone.", last: str = "aggregation.1") -> dict[str, Any]:
+def hgnet(shapes: Shapes, last: str = "aggregation.1") -> dict[str, Any]:
     """transformers HGNetV2 settings from the PyTorch port's names. last: the last convolution of a block."""
-    stages = shapes.count(f"{prefix}stages.#.")
+    stages = shapes.count("backbone.stages.#.")
     columns: dict[str, list[Any]] = {
         name: [] for name in ("inputs", "middle", "output", "blocks", "layers", "light", "kernel", "down")
     }
     for index in range(stages):
-        stage = f"{prefix}stages.{index}."
+        stage = f"backbone.stages.{index}."
         light = f"{stage}blocks.0.layers.0.conv1.conv.weight" in shapes
         first = f"{stage}blocks.0.layers.0.{'conv1.' if light else ''}conv.weight"
         spatial = f"{stage}blocks.0.layers.0.{'conv2.' if light else ''}conv.weight"
@@ -98,9 +98,9 @@ def hgnet(shapes: Shapes, prefix: str = "backbone.", last: str = "aggregation.1"
         columns["kernel"].append(shapes.size(spatial, 2))
         columns["down"].append(f"{stage}downsample.conv.weight" in shapes)
     stem = [
-        shapes.size(f"{prefix}stem.stem1.conv.weight", 1),
-        shapes.size(f"{prefix}stem.stem1.conv.weight"),
-        shapes.size(f"{prefix}stem.stem4.conv.weight"),
+        shapes.size("backbone.stem.stem1.conv.weight", 1),
+        shapes.size("backbone.stem.stem1.conv.weight"),
+        shapes.size("backbone.stem.stem4.conv.weight"),
     ]
     return {
         "model_type": "hgnet_v2",
@@ -117,7 +117,7 @@ def hgnet(shapes: Shapes, prefix: str = "backbone.", last: str = "aggregation.1"
         "stage_light_block": columns["light"],
         "stage_kernel_size": columns["kernel"],
         "stage_numb_of_layers": columns["layers"],
-        "use_learnable_affine_block": f"{prefix}stem.stem1.lab.scale" in shapes,
+        "use_learnable_affine_block": "backbone.stem.stem1.lab.scale" in shapes,
     }
 
 

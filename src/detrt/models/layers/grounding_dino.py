@@ -72,9 +72,9 @@ def additive(mask: Tensor) -> Tensor:
     return (mask.to(torch.float32) - 1.0) * -MASKED
 
 
-def sine_embedding(coordinates: Tensor, width: int, temperature: float = 10000.0) -> Tensor:
+def sine_embedding(coordinates: Tensor, width: int) -> Tensor:
     """(..., n) -> (..., n * width): sines and cosines, interleaved; of several coordinates, y comes before x."""
-    return torch.cat([_sines(c * (2 * math.pi), width, temperature) for c in _y_first(coordinates)], -1)
+    return torch.cat([_sines(c * (2 * math.pi), width, 10000.0) for c in _y_first(coordinates)], -1)
 
 
 def _y_first(coordinates: Tensor) -> list[Tensor]:
