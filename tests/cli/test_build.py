@@ -73,6 +73,34 @@ def test_onnx_to_bundle(cli, place):
 
 
 @rtx
+def test_layers_names_every_kernel(cli, place):
+    cli("build", "model.onnx", "-o", "out", "--target", "tensorrt-rtx", "--sm", 89, "--layers", "layers.jsonl")
+    rows = [json.loads(line) for line in (place / "layers.jsonl").read_text().splitlines()]
+    facts = Bundle.open("out").of_kind("engine")[0].engine
+    assert rows and len(rows) == facts.kernels["all"] and {row["engine"] for row in rows} == {RTX_NAME}
+    for kind in {row["kind"] for row in rows}:
+        assert sum(row["kind"] == kind for row in rows) == facts.kernels[kind]
+    read = {name for row in rows for name in row["reads"]}
+    assert "UInt8" in read or "Float" in read
+    cli.refused(
+        "build",
+        "model.onnx",
+        "-o",
+        "other",
+        "--target",
+        "tensorrt-rtx",
+        "--layers",
+        "model.onnx",
+        names="model.onnx",
+        advice="another|other",
+    )
+    cli.refused(
+        "build", "model.onnx", "-o", "other", "--target", "onnx", "--layers", "l", names="--layers", advice="leave it out"
+    )
+    assert not os.path.exists("other") and not os.path.exists("l")
+
+
+@rtx
 def test_replaces_an_old_bundle(cli, place):
     """Files of the old bundle go, and are named where that cost a build; files of the user stay."""
     cli("build", "bundle", "--target", "tensorrt-rtx", "--sm", 89)
@@ -423,7 +451,7 @@ def test_a_detector_has_its_engine_without_one_of_its_text_encoder(tmp_path, mon
     monkeypatch.setattr(building, "build_engine", crash)
     work = Work(tmp_path, PrecisionConfig(), lambda *_: None, ())
     work.spec = PIXELS
-    building.BUILDER._build_text_engine(work, "text.onnx", "text.tensorrt.engine", EngineConfig(target="tensorrt"))
+    building.BUILDER._build_text_engine(work, "text.onnx", "text.tensorrt.engine", EngineConfig(target="tensorrt"), {})
     (warning,) = work.warnings
     assert "stays with ONNX Runtime" in warning and warning.endswith("crashed (SIGABRT)")
     assert not work.entries and not list(tmp_path.iterdir())

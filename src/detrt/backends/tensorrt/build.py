@@ -18,13 +18,18 @@ from ..worker_process import module_command
 from . import diagnose
 from .bindings import check_installed
 from .config import RTX_SMS, EngineConfig
+from .kernels import Kernel, count
 
 WORKER_COMMAND: tuple[str, ...] = module_command("detrt.backends.tensorrt.worker")
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
-    """A written engine. size in bytes; warnings: what TensorRT remarked, often nothing; notes: how the graph was changed for it."""
+    """A written engine.
+
+    size in bytes; warnings: what TensorRT remarked, often nothing; notes: how the graph was changed for it; kernels: of an engine of
+    TensorRT-RTX, in the builder's order.
+    """
 
     path: Path
     sidecar: Path
@@ -32,6 +37,7 @@ class BuiltEngine:
     size: int
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    kernels: tuple[Kernel, ...] = ()
 
 
 def build_engine(
@@ -94,6 +100,7 @@ def build_engine(
         if not engine.is_file() or engine.stat().st_size != answer["size"]:
             raise EngineError(f"the engine for '{output}' was not written whole; free disk space and build it again")
         files.move(engine, output)
+    kernels = tuple(Kernel(one["name"], one["kind"], tuple(one["reads"]), tuple(one["writes"])) for one in answer["kernels"])
     facts = EngineFacts(
         target=config.target,
         runtime_version=answer["runtime_version"],
@@ -107,7 +114,7 @@ def build_engine(
         inputs=tuple(answer["inputs"]),
         outputs=tuple(answer["outputs"]),
         layer_types=answer["layer_types"],
-        kernels=answer["kernels"],
+        kernels=count(kernels),
         peak_memory_mib=answer["peak_memory_mib"],
         activation_bytes=answer.get("activation_bytes", 0),
         environment=answer["environment"],
@@ -122,7 +129,7 @@ def build_engine(
         trust.remember(output)
     if progress:
         progress(1.0, "done")
-    return BuiltEngine(output, sidecar, facts, answer["size"], tuple(answer["warnings"]), tuple(answer["notes"]))
+    return BuiltEngine(output, sidecar, facts, answer["size"], tuple(answer["warnings"]), tuple(answer["notes"]), kernels)
 
 
 def check_sms(config: EngineConfig) -> None:

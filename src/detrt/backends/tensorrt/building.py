@@ -16,6 +16,7 @@ from ..shared import SharedOptions
 from .bindings import check_installed, is_installed, load_trt
 from .build import build_engine, check_sms, runs_here
 from .config import EngineConfig, others_of
+from .kernels import Kernel, write_kernels
 from .versions import check_faults, faults_of
 
 
@@ -66,11 +67,16 @@ class EngineBuilder(Builder):
         return any(map(runs_here, configs))
 
     def build(self, configs: Sequence[EngineConfig], plan: BuildPlan, work: Work) -> None:
+        kernels: dict[str, tuple[Kernel, ...]] = {}
         for config in configs:
-            self.build_engine(work, config, compare=plan.export.check)
+            self.build_engine(work, config, kernels, compare=plan.export.check)
+        for path in dict.fromkeys(config.layers for config in configs if config.layers is not None):
+            write_kernels(path, kernels)
 
-    def build_engine(self, work: Work, config: EngineConfig, *, compare: bool) -> None:
-        """The engine of the detector, and the one of its text encoder. compare: run it beside its graph, where this machine can.
+    def build_engine(self, work: Work, config: EngineConfig, kernels: dict[str, tuple[Kernel, ...]], *, compare: bool) -> None:
+        """The engine of the detector, and the one of its text encoder.
+
+        kernels: name of an engine -> its kernels, added to. compare: run it beside its graph, where this machine can.
 
         Raises:
             ExportError: the graph's INT8 is placed for another runtime, or TF32 is asked for of a graph that is not FP32.
@@ -87,21 +93,23 @@ class EngineBuilder(Builder):
                 )
             check_capability(precision, [config])
         name = engine_name(config, precision or Precision.FP32)
-        facts = self._engine(work, MODEL, name, config, "engine")
+        facts = self._engine(work, MODEL, name, config, "engine", kernels)
         if precision is not None:
             check_engine(facts, precision)
         if work.spec.text is not None and work.spec.text.encoder:
-            self._build_text_engine(work, work.spec.text.encoder, text_encoder_beside(Path(name)).name, config)
+            self._build_text_engine(work, work.spec.text.encoder, text_encoder_beside(Path(name)).name, config, kernels)
         # An engine of TensorRT-RTX for other GPUs is compared when it is first opened.
         if compare and runs_here(config):
             self._compare_engine(work, name, config, precision or Precision.FP32)
             if precision is not None and precision.quantized:
                 self._require_gain(work, name, config, precision)
 
-    def _build_text_engine(self, work: Work, encoder: str, name: str, config: EngineConfig) -> None:
+    def _build_text_engine(
+        self, work: Work, encoder: str, name: str, config: EngineConfig, kernels: dict[str, tuple[Kernel, ...]]
+    ) -> None:
         """The engine of the text encoder. Without one ONNX Runtime runs it, once for a prompt, and the detector is as fast."""
         try:
-            self._engine(work, encoder, name, config, "text-engine")
+            self._engine(work, encoder, name, config, "text-engine", kernels)
         except EngineError as error:
             work.warnings.append(f"the text encoder stays with ONNX Runtime, because no engine of it could be built: {error}")
 
@@ -160,7 +168,9 @@ class EngineBuilder(Builder):
                 "measurement and without the comparison"
             )
 
-    def _engine(self, work: Work, graph: str, name: str, config: EngineConfig, kind: str) -> EngineFacts:
+    def _engine(
+        self, work: Work, graph: str, name: str, config: EngineConfig, kind: str, kernels: dict[str, tuple[Kernel, ...]]
+    ) -> EngineFacts:
         start = time.perf_counter()
         built = build_engine(
             work.graphs / graph,
@@ -169,6 +179,7 @@ class EngineBuilder(Builder):
             work.spec,
             progress=lambda fraction, text: work.say(f"engine {name}", fraction, text),
         )
+        kernels[name] = built.kernels
         work.warnings.extend(built.warnings)
         work.notes.extend(built.notes)
         work.add(name, kind, built.facts)

@@ -57,6 +57,8 @@ class EngineConfig:
         "tensorrt" only.
     return_selections: the engine also returns the indices of its top-k selections, so that it is compared with its graph on the same
         queries.
+    layers: file for the kernels of the engines, a JSON object a line: engine, kind, name, and the types of what it reads and writes, as
+        TensorRT-RTX's builder names them; "tensorrt-rtx" only, no GPU is needed. None: no file.
     timeout_seconds: the build is stopped after it. None: no limit.
     version_compatible: the engine also runs on newer TensorRT versions; "tensorrt" only.
     hardware_compatibility: "ampere_plus" or "same_compute_capability" for engines that leave this
@@ -103,6 +105,16 @@ class EngineConfig:
             "panel": "Engine",
             "needs": {"target": ("tensorrt",)},
             "instead": "TensorRT-RTX measures nothing when it builds; to start faster on the device, open the engine with a runtime_cache file",
+        },
+    )
+    layers: Path | None = field(
+        default=None,
+        metadata={
+            "help": "Write the kernels of the engines with their types to this file, a JSON object a line.",
+            "writes": "file",
+            "panel": "Engine",
+            "needs": {"target": ("tensorrt-rtx",)},
+            "instead": "TensorRT names the layers of an engine where it runs: `detrt bench` with parts",
         },
     )
     timeout_seconds: float | None = None
@@ -167,8 +179,9 @@ class EngineConfig:
         if self.workspace_mib is not None:
             check_range("`workspace_mib`", self.workspace_mib, 1, 1 << 20, EngineError, integer=True, more=", or left out")
         check_timeout(self.timeout_seconds, EngineError)
-        if self.timing_cache is not None:
-            object.__setattr__(self, "timing_cache", Path(self.timing_cache))
+        for name in ("timing_cache", "layers"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, Path(getattr(self, name)))
         check_one_of("hardware_compatibility", self.hardware_compatibility, HARDWARE_COMPATIBILITIES, EngineError)
         plugins = (self.plugins,) if isinstance(self.plugins, (str, Path)) else tuple(self.plugins)
         object.__setattr__(self, "plugins", tuple(Path(plugin).absolute() for plugin in plugins))
@@ -187,7 +200,8 @@ class EngineConfig:
     def to_dict(self) -> dict[str, Any]:
         """Values that JSON holds, for the builder process and the sidecar."""
         data = asdict(self)
-        data["timing_cache"] = None if self.timing_cache is None else str(self.timing_cache)
+        for name in ("timing_cache", "layers"):
+            data[name] = None if data[name] is None else str(data[name])
         data["plugins"] = [str(plugin) for plugin in self.plugins]
         for name in ("sms", "batch", "height", "width"):
             data[name] = None if data[name] is None else list(data[name])

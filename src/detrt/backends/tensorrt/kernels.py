@@ -5,9 +5,14 @@ Their number and kinds show what a graph costs, so that a change of an export is
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ...files import write_text
 
 HEAD = "Layers:"  # of the message
 ATTENTION = "fused attention"  # of `count`: among all kernels
@@ -50,3 +55,13 @@ def count(kernels: tuple[Kernel, ...]) -> dict[str, int]:
     )
     attention = sum("_gemm_mha" in one.name for one in kernels)
     return {"all": len(kernels), ATTENTION: attention, WIDENING: widening, **Counter(one.kind for one in kernels)}
+
+
+def write_kernels(path: Path, engines: Mapping[str, tuple[Kernel, ...]]) -> None:
+    """Write the kernels of engines by their name, in the builder's order: one JSON object a line, with a kernel's fields and `engine`.
+
+    Raises:
+        OutputError: `path` cannot be written.
+    """
+    rows = [{"engine": name} | asdict(kernel) for name, kernels in engines.items() for kernel in kernels]
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))

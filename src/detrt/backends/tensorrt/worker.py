@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         "layer_types": layer_types,
         "profile": profile,
         "layers": int(network.num_layers),
-        "kernels": kernels.count(kernels.parse(trt.layers)),
+        "kernels": [asdict(one) for one in kernels.parse(trt.layers)],
         "inputs": [_described(tensor) for tensor in inputs] if source.inputs is None else list(source.inputs),
         "outputs": [_described(tensor) for tensor in outputs] if source.outputs is None else list(source.outputs),
         "build_seconds": round(time.monotonic() - started_s, 3),
