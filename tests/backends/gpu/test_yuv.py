@@ -37,10 +37,10 @@ def test_the_arithmetic_is_ffmpegs(matrix, levels):
     for size in ((64, 130), (16, 641)):
         one = frame(*size, matrix, levels)
         image = _planar(one, None)
-        assert np.array_equal(yuv_to_rgb(*image.planes, image.colours), _upright(one))
+        assert np.array_equal(yuv_to_rgb(*image.planes, image.colours), _upright(one, 1))
     old_name = frame(32, 32, matrix, levels, "yuvj420p")
     image = _planar(old_name, None)
-    assert np.array_equal(yuv_to_rgb(*image.planes, image.colours), _upright(old_name))
+    assert np.array_equal(yuv_to_rgb(*image.planes, image.colours), _upright(old_name, 1))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -116,7 +116,7 @@ def test_interlaced_frames(tmp_path):
 def test_a_frame_of_a_gpu_becomes_the_same_rgb_here():
     whole = frame(32, 130, 1, 2)
     two_planes = whole.reformat(format="nv12")  # as it comes back from a GPU
-    assert np.array_equal(_upright(_download(two_planes)), _upright(whole))
+    assert np.array_equal(_upright(_download(two_planes), 1), _upright(whole, 1))
 
 
 def test_odd_heights_and_unknown_matrices_are_turned_to_rgb_by_ffmpeg():

@@ -13,9 +13,9 @@ from detrt import system
 @pytest.mark.parametrize(
     ("flags", "saturates"),
     [
-        ("flags\t\t: fpu avx2 fma", True),
-        ("flags\t\t: fpu avx2 avx_vnni", False),
-        ("flags\t\t: avx512f avx512_vnni", False),
+        ("flags\t\t: fpu sse2 avx2 fma", True),
+        ("flags\t\t: fpu sse2 avx2 avx_vnni", False),
+        ("flags\t\t: sse2 avx512f avx512_vnni", False),
         ("Features\t: fp asimd asimddp", False),  # aarch64
     ],
 )
