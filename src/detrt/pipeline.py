@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +115,9 @@ def build(
     grows = held is not None and Path(output).is_dir() and os.path.samefile(model, output)
     if held is None and Path(model).is_file() and Path(output).is_dir() and os.path.samefile(Path(model).parent, output):
         _check_graph_stays(Path(output), precision)
-    plan, jobs, warnings = _planned(model, held, grows, _configs(targets, str(model)), export, precision, load)
+    configs = _configs(targets, str(model))
+    _check_written_outside(Path(output), [precision, *configs])
+    plan, jobs, warnings = _planned(model, held, grows, configs, export, precision, load)
     with writing_bundle(output) as folder, contextlib.ExitStack() as closing:
         work = _GraphWork(folder, plan.precision, progress or (lambda stage, fraction, text: None), warnings)
         if held is not None and grows:
@@ -218,6 +220,21 @@ def _bundle_at(folder: Path) -> Bundle | None:
         return None
     finish_replacement(folder)
     return Bundle.open(folder)
+
+
+def _check_written_outside(output: Path, configs: Iterable[Any]) -> None:
+    """Refuse files that choices write into the folder of a bundle that is not there yet: the bundle becomes that folder at the end."""
+    place = Path(os.path.realpath(output))
+    if place.exists():  # files that are not of the bundle stay
+        return
+    for config in configs:
+        for one in fields(config) if is_dataclass(config) else ():
+            path = getattr(config, one.name)
+            if "writes" in one.metadata and path is not None and Path(os.path.realpath(path)).is_relative_to(place):
+                raise OutputError(
+                    f"`{one.name}={path}` lies in the folder of the bundle, which is made when everything is done; give a path "
+                    f"outside of '{output}'"
+                )
 
 
 def _check_graph_stays(folder: Path, precision: PrecisionConfig) -> None:

@@ -100,6 +100,20 @@ def test_layers_names_every_kernel(cli, place):
     assert not os.path.exists("other") and not os.path.exists("l")
 
 
+@pytest.mark.parametrize(
+    ("option", "others"),
+    [
+        ("--layers", ("--target", "tensorrt-rtx")),
+        ("--timing-cache", ("--target", "tensorrt")),
+        ("--state", ("--target", "onnx", "--precision", "auto", "--budget", "drift=0.1", "--calibration", "photos")),
+    ],
+)
+def test_files_in_the_folder_of_a_new_bundle_are_refused_before_the_work(cli, place, option, others):
+    (place / "photos").mkdir()
+    cli.refused("build", "model.onnx", "-o", "new", *others, option, "new/file", names="new/file", advice="outside of 'new'")
+    assert not os.path.exists("new")
+
+
 @rtx
 def test_replaces_an_old_bundle(cli, place):
     """Files of the old bundle go, and are named where that cost a build; files of the user stay."""
