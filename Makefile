@@ -119,6 +119,7 @@ TSAN := $(CPP_BUILD)/sanitize-threads
 cpp-tsan: setup cpp-setup
 	cmake -S cpp --preset sanitize-threads >/dev/null && cmake --build $(TSAN)
 	$(TSAN)/tests/detrt-tests
+	rm -rf $(TSAN)/scenes
 	$(BIN)/detrt demo-data $(TSAN)/scenes --count 1
 	$(BIN)/detrt build embedded:shapes --no-masks -o $(TSAN)/shapes --target openvino
 	TBB_ENABLE_SANITIZERS=1 TSAN_OPTIONS=ignore_noninstrumented_modules=1 $(TSAN)/tests/detrt-c $(TSAN)/shapes $(TSAN)/scenes/images/000001.jpg 8
