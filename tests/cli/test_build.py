@@ -80,6 +80,7 @@ def test_layers_names_every_kernel(cli, place):
     assert rows and len(rows) == facts.kernels["all"] and {row["engine"] for row in rows} == {RTX_NAME}
     for kind in {row["kind"] for row in rows}:
         assert sum(row["kind"] == kind for row in rows) == facts.kernels[kind]
+    assert "layers.jsonl" not in (place / "out/detrt.json").read_text()  # no part of the engine
     read = {name for row in rows for name in row["reads"]}
     assert "UInt8" in read or "Float" in read
     cli.refused(

@@ -198,10 +198,10 @@ class EngineConfig:
         return f"{self.target}-sm{sms}" if sms else self.target
 
     def to_dict(self) -> dict[str, Any]:
-        """Values that JSON holds, for the builder process and the sidecar."""
+        """Values that JSON holds, for the builder process and the sidecar; without `layers`."""
         data = asdict(self)
-        for name in ("timing_cache", "layers"):
-            data[name] = None if data[name] is None else str(data[name])
+        data["timing_cache"] = None if self.timing_cache is None else str(self.timing_cache)
+        del data["layers"]  # what else a call writes says nothing of the engine: equal engines share their compiled kernels
         data["plugins"] = [str(plugin) for plugin in self.plugins]
         for name in ("sms", "batch", "height", "width"):
             data[name] = None if data[name] is None else list(data[name])
