@@ -5,9 +5,8 @@
 
 DATA holds `BCCD/JPEGImages` and `coco_annotations/instances_{train,test}.json`. OUT/model is a folder in
 transformers format that `detrt build` takes; it does not belong into the repository. Architecture and
-starting weights are those of `src/detrt/models/embedded/shapes`; with `--model` those of any detrt reference whose
-transformers class has a loss, at full size: weights that are random in every tensor start from values that train from scratch, and the loss is that
-class's own. `--smoke` takes two steps on the CPU.
+starting weights are those of `src/detrt/models/embedded/shapes`. With `--model` the architecture is that of a detrt reference, which
+is trained from scratch with the loss of its transformers class. `--smoke` takes two steps on the CPU.
 """
 
 from __future__ import annotations

@@ -473,7 +473,7 @@ def _activation_pair(
 def _weight_pair(
     graph: onnx.GraphProto,
     weight: NDArray[np.float32],
-    axis: int,
+    axis: int | None,
     target: str,
     low: Precision,
     layer: str,
