@@ -6,7 +6,7 @@
 DATA holds `BCCD/JPEGImages` and `coco_annotations/instances_{train,test}.json`. OUT/model is a folder in
 transformers format that `detrt build` takes; it does not belong into the repository. Architecture and
 starting weights are those of `src/detrt/models/embedded/shapes`. With `--model` the architecture is that of a detrt reference, which
-is trained from scratch with the loss of its transformers class. `--smoke` takes two steps on the CPU.
+is trained from scratch with the loss of its transformers class; `--config` makes it smaller. `--smoke` takes two steps on the CPU.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import platform
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,6 +75,13 @@ def build(names: list[str], seed: int) -> RTDetrV2ForObjectDetection:
     return model.float()
 
 
+def changed(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`config` with `changes`, also of the dictionaries in it. Names that it does not have end the program."""
+    if unknown := sorted(set(changes) - set(config)):
+        raise SystemExit(f"--config: the config of this model has no {', '.join(unknown)}; it has {', '.join(sorted(config))}")
+    return config | {name: changed(config[name], value) if isinstance(value, dict) else value for name, value in changes.items()}
+
+
 class Embedded:
     """The embedded detector: its losses and folder."""
 
@@ -97,7 +105,7 @@ class Referenced:
         from detrt.models.load import load_source
 
         source = load_source(args.model)
-        config = source.module.config
+        config = type(source.module.config).from_dict(changed(source.module.config.to_dict(), args.config))
         config.id2label = dict(enumerate(names))
         config.label2id = {name: k for k, name in enumerate(names)}
         config.auxiliary_loss = True
@@ -219,6 +227,7 @@ def train(args: argparse.Namespace) -> Path:
     folder = detector.save(mean, args.out / "model")
     record = {
         "model": args.model or "embedded:shapes",
+        "config": args.config,
         "data": "BCCD, split train",
         "size": args.size,
         "steps": step,
@@ -240,6 +249,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", help="a detrt reference such as random:rt_detr_v2, instead of the embedded detector")
     parser.add_argument(
+        "--config",
+        type=json.loads,
+        default={},
+        help='with --model: values of its transformers config, such as {"decoder_layers": 3}',
+    )
+    parser.add_argument(
         "--size", type=int, default=INPUT_PX, help="height and width of the input, in pixels; other than 320 with --model alone"
     )
     parser.add_argument("--seconds", type=float, default=150.0, help="training time")
@@ -252,8 +267,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.seconds <= 0 or args.batch < 1 or args.steps < 1:
         parser.error("--seconds, --batch and --steps must be above 0")
-    if args.size != INPUT_PX and not args.model:
-        parser.error(f"--size: the embedded detector is trained at {INPUT_PX}; name another with --model")
+    if not args.model and (args.size != INPUT_PX or args.config):
+        parser.error(f"--size, --config: the embedded detector is trained at {INPUT_PX} as it is; name another with --model")
+    if not isinstance(args.config, dict):
+        parser.error(f"--config: give a JSON object, not {args.config!r}")
     if args.smoke:
         args.steps, args.batch, args.log_every = 2, 2, 1
     args.out.mkdir(parents=True, exist_ok=True)
