@@ -466,7 +466,8 @@ def test_a_detector_has_its_engine_without_one_of_its_text_encoder(tmp_path, mon
     monkeypatch.setattr(building, "build_engine", crash)
     work = Work(tmp_path, PrecisionConfig(), lambda *_: None, ())
     work.spec = PIXELS
-    building.BUILDER._build_text_engine(work, "text.onnx", "text.tensorrt.engine", EngineConfig(target="tensorrt"), {})
+    config = EngineConfig(target="tensorrt")
+    assert building.BUILDER._text_engine(work, "text.onnx", "text.tensorrt.engine", config) is None
     (warning,) = work.warnings
     assert "stays with ONNX Runtime" in warning and warning.endswith("crashed (SIGABRT)")
     assert not work.entries and not list(tmp_path.iterdir())

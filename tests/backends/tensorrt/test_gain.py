@@ -154,7 +154,7 @@ def test_build_refuses_it_with_both_figures(monkeypatch, tmp_path):
     monkeypatch.setattr(Work, "record", lambda self, name, facts: recorded.update({name: facts}))
     work.provenance = SimpleNamespace(options={})
     with pytest.raises(GateError, match=r"1\.5 ms instead of 1\.2 .* AP 0\.4000 instead of 0\.4100 .* `precision=fp16`"):
-        building.BUILDER._require_gain(work, "model.fp8.engine", EngineConfig(target="tensorrt"), Precision.FP8)
+        building.BUILDER._require_gain(work, tmp_path / "model.fp8.engine", None, EngineConfig(target="tensorrt"), Precision.FP8)
     assert recorded["engine_gains"]["model.fp8.engine"]["plain_ms"] == 1.2
     assert work.stages[0].verdict == found.verdict
 

@@ -14,9 +14,9 @@ from ...spec import Precision
 from ..building import MODEL, Builder, BuildPlan, Work
 from ..shared import SharedOptions
 from .bindings import check_installed, is_installed, load_trt
-from .build import build_engine, check_sms, runs_here
+from .build import BuiltEngine, build_engine, check_sms, runs_here
 from .config import EngineConfig, others_of
-from .kernels import Kernel, write_kernels
+from .kernels import write_kernels
 from .versions import check_faults, faults_of
 
 
@@ -67,16 +67,14 @@ class EngineBuilder(Builder):
         return any(map(runs_here, configs))
 
     def build(self, configs: Sequence[EngineConfig], plan: BuildPlan, work: Work) -> None:
-        kernels: dict[str, tuple[Kernel, ...]] = {}
-        for config in configs:
-            self.build_engine(work, config, kernels, compare=plan.export.check)
+        built = [engine for config in configs for engine in self.build_engines(work, config, compare=plan.export.check)]
         for path in dict.fromkeys(config.layers for config in configs if config.layers is not None):
-            write_kernels(path, kernels)
+            write_kernels(path, {engine.path.name: engine.kernels for engine in built})
 
-    def build_engine(self, work: Work, config: EngineConfig, kernels: dict[str, tuple[Kernel, ...]], *, compare: bool) -> None:
-        """The engine of the detector, and the one of its text encoder.
+    def build_engines(self, work: Work, config: EngineConfig, *, compare: bool) -> list[BuiltEngine]:
+        """The engine of the detector, and behind it the one of its text encoder, where it has one and it could be built.
 
-        kernels: name of an engine -> its kernels, added to. compare: run it beside its graph, where this machine can.
+        compare: run the detector beside its graph, where this machine can.
 
         Raises:
             ExportError: the graph's INT8 is placed for another runtime, or TF32 is asked for of a graph that is not FP32.
@@ -92,36 +90,39 @@ class EngineBuilder(Builder):
                     "graph use TF32. Or build from the checkpoint"
                 )
             check_capability(precision, [config])
-        name = engine_name(config, precision or Precision.FP32)
-        facts = self._engine(work, MODEL, name, config, "engine", kernels)
+        engine = self._engine(work, MODEL, engine_name(config, precision or Precision.FP32), config, "engine")
         if precision is not None:
-            check_engine(facts, precision)
+            check_engine(engine.facts, precision)
+        text_engine = None
         if work.spec.text is not None and work.spec.text.encoder:
-            self._build_text_engine(work, work.spec.text.encoder, text_encoder_beside(Path(name)).name, config, kernels)
+            text_engine = self._text_engine(work, work.spec.text.encoder, text_encoder_beside(engine.path).name, config)
         # An engine of TensorRT-RTX for other GPUs is compared when it is first opened.
         if compare and runs_here(config):
-            self._compare_engine(work, name, config, precision or Precision.FP32)
+            text_path = None if text_engine is None else text_engine.path
+            self._compare_engine(work, engine.path, text_path, config, precision or Precision.FP32)
             if precision is not None and precision.quantized:
-                self._require_gain(work, name, config, precision)
+                self._require_gain(work, engine.path, text_path, config, precision)
+        return [engine] if text_engine is None else [engine, text_engine]
 
-    def _build_text_engine(
-        self, work: Work, encoder: str, name: str, config: EngineConfig, kernels: dict[str, tuple[Kernel, ...]]
-    ) -> None:
+    def _text_engine(self, work: Work, encoder: str, name: str, config: EngineConfig) -> BuiltEngine | None:
         """The engine of the text encoder. Without one ONNX Runtime runs it, once for a prompt, and the detector is as fast."""
         try:
-            self._engine(work, encoder, name, config, "text-engine", kernels)
+            return self._engine(work, encoder, name, config, "text-engine")
         except EngineError as error:
             work.warnings.append(f"the text encoder stays with ONNX Runtime, because no engine of it could be built: {error}")
+            return None
 
-    def _compare_engine(self, work: Work, name: str, config: EngineConfig, precision: Precision) -> None:
+    def _compare_engine(
+        self, work: Work, engine: Path, text_engine: Path | None, config: EngineConfig, precision: Precision
+    ) -> None:
         from .compare import compare_engine
 
-        start = time.perf_counter()
+        start, name = time.perf_counter(), engine.name
         found = compare_engine(
             work.graphs / MODEL,
-            work.folder / name,
+            engine,
             Precision.TF32 if config.tf32 and precision == Precision.FP32 else precision,
-            text_engine=_text_engine_of(work.folder / name),
+            text_engine=text_engine,
             progress=lambda fraction, text: work.say(f"check {name}", fraction, text),
         )
         work.done(f"check {config.label}", start, 0, found.verdict)
@@ -144,18 +145,20 @@ class EngineBuilder(Builder):
             "comparison, and 'detrt verify' with `ground_truth` judges by AP"
         )
 
-    def _require_gain(self, work: Work, name: str, config: EngineConfig, precision: Precision) -> None:
+    def _require_gain(
+        self, work: Work, engine: Path, text_engine: Path | None, config: EngineConfig, precision: Precision
+    ) -> None:
         """Refuse an engine in 8 bits that is not faster here than without quantization, or that loses AP."""
         from .gain import AP_LOSS, measure_gain
 
-        start = time.perf_counter()
+        start, name = time.perf_counter(), engine.name
         found = measure_gain(
             work.graphs / MODEL,
-            work.folder / name,
+            engine,
             config,
             work.spec,
             plain_graph=work.plain,
-            text_engine=_text_engine_of(work.folder / name),
+            text_engine=text_engine,
             average_precision=work.average_precision,
             progress=lambda fraction, text: work.say(f"gain {name}", fraction, text),
         )
@@ -168,9 +171,7 @@ class EngineBuilder(Builder):
                 "measurement and without the comparison"
             )
 
-    def _engine(
-        self, work: Work, graph: str, name: str, config: EngineConfig, kind: str, kernels: dict[str, tuple[Kernel, ...]]
-    ) -> EngineFacts:
+    def _engine(self, work: Work, graph: str, name: str, config: EngineConfig, kind: str) -> BuiltEngine:
         start = time.perf_counter()
         built = build_engine(
             work.graphs / graph,
@@ -179,19 +180,12 @@ class EngineBuilder(Builder):
             work.spec,
             progress=lambda fraction, text: work.say(f"engine {name}", fraction, text),
         )
-        kernels[name] = built.kernels
         work.warnings.extend(built.warnings)
         work.notes.extend(built.notes)
         work.add(name, kind, built.facts)
         title = kind.replace("-", " ")
         work.done(f"{title} {config.label}", start, built.size, engine_verdict(built.facts))
-        return built.facts
-
-
-def _text_engine_of(engine: Path) -> Path | None:
-    """The engine of the text encoder beside that of its detector; None where there is none."""
-    path = text_encoder_beside(engine)
-    return path if path.is_file() else None
+        return built
 
 
 def engine_verdict(facts: EngineFacts) -> str:
