@@ -14,7 +14,8 @@ that run after SECONDS are stopped. The log of each is NAME.log. Start NVIDIA's 
 first.
 
 time opens each engine alone, on the GPU of CUDA_VISIBLE_DEVICES: milliseconds of its kernels and of a call with its copies (25th,
-50th and 75th percentile), facts of the build, and the layers that take longest.
+50th and 75th percentile), seconds to the first answer, facts of the build, and the layers that take longest. TensorRT-RTX compiles
+kernels when an engine is opened for the first time; DETRT_RUNTIME_CACHE=off makes every opening such a one.
 """
 
 from __future__ import annotations
@@ -153,6 +154,7 @@ def measure(engine: Path) -> dict[str, Any]:
     """Times and facts of one engine at the usual shapes of its profile."""
     from detrt.backends.tensorrt import TensorRTSession
 
+    start = time.monotonic()
     with TensorRTSession(engine) as session:
         facts = session.info.facts
         usual = {name: shapes[1] for name, shapes in session.info.profile.items()}
@@ -165,7 +167,9 @@ def measure(engine: Path) -> dict[str, Any]:
             )
             for info in session.inputs
         }
-        for _ in range(5):
+        session.run(feeds)
+        first_answer_s = time.monotonic() - start
+        for _ in range(4):
             session.run(feeds)
         kernels = session.forward_times(RUNS)
         calls = time_call(lambda: session.run(feeds), 0, CALLS)
@@ -175,6 +179,7 @@ def measure(engine: Path) -> dict[str, Any]:
             "shapes": {name: list(shape) for name, shape in usual.items()},
             "kernels_ms": _quartiles(kernels),
             "call_ms": _quartiles(calls),
+            "first_answer_s": round(first_answer_s, 2),
             "no CUDA graph": session.graph_note,
             "precision": facts.precision,
             "layer_types": dict(facts.layer_types),
