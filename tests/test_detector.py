@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 from runtime_cases import make_session, make_spec, red
 
-import detrt.detector
 from detrt import build, load_source, open_session, verify
+from detrt.backends import batches
 from detrt.backends.base import FakeSession, Session, check_feeds, check_spec
 from detrt.backends.search import SessionOptions
 from detrt.data.images import expand_inputs
@@ -151,7 +151,7 @@ def test_on_a_cpu_the_next_image_is_prepared_while_the_model_runs(tmp_path, monk
         if value != values[-1]:
             assert prepared.acquire(timeout=20), f"nothing was prepared beside {value}"
 
-    monkeypatch.setattr(detrt.detector, "preprocess", preparing)
+    monkeypatch.setattr(batches, "preprocess", preparing)
     for value in values:
         Image.fromarray(red(8, 12, value)).save(tmp_path / f"{value}.png")
     for source in (tmp_path, [red(8, 12, value) for value in values]):

@@ -9,14 +9,14 @@ import os
 import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypedDict, overload
 
 import numpy as np
 
-from .backends.base import NO_PROMPT, Feeds, Outputs, PendingOutputs, Session
-from .backends.prompted import Prompts, prompt_groups, require_prompt
+from .backends.base import NO_PROMPT, Session
+from .backends.batches import Batches, FoundInTiles, PendingDetections
+from .backends.prompted import Prompts, require_prompt
 from .backends.search import SessionOptions
 from .data.addresses import is_web_address
 from .data.arguments import (
@@ -35,19 +35,17 @@ from .data.images import Input, load_image
 from .data.live import LiveSource
 from .data.postprocess import DetectionFilter, check_threshold
 from .data.prefetch import Prefetcher, ReadImage
-from .data.preprocess import BatchPlan, SizeHW, check_size, plan_batches, preprocess, size_words
-from .data.raw_image import LoadedImage, RawImage
+from .data.preprocess import SizeHW, check_size, size_words
+from .data.raw_image import LoadedImage
 from .data.result import ImageDetections
 from .data.streams import LiveStreams
-from .data.tiles import Tiling, make_tiling, merge
+from .data.tiles import Tiling, make_tiling
 from .data.token_labels import TEXT_THRESHOLD
 from .data.track import Tracker
-from .detections import Detections
 from .errors import ArgumentError, ImageError, PromptError, SessionError, SpecError, check_one_of, no_attribute
 from .models.load_options import LoadChanges, LoadOptions, changed, check_changes
 from .spec import ModelSpec
-from .system import CPU, RUN_THREAD, usable_cores
-from .tasks import tasks_of
+from .system import usable_cores
 from .text.prompts import ImageQueries, Prompt
 
 if TYPE_CHECKING:
@@ -57,7 +55,6 @@ if TYPE_CHECKING:
 
 MAX_DECODERS, MAX_READERS = 8, 4  # threads that decode files for a GPU, and that read what a GPU decodes
 COLORS = ("rgb", "bgr")
-BATCHES_ON_GPU = 2  # batches that wait on a GPU while the results of one are read; the runner has memory for one more
 
 
 class CallOptions(TypedDict, total=False):
@@ -132,52 +129,6 @@ def check_call(options: Mapping[str, object]) -> None:
             hint = f"use {_KEYWORDS[name]}" if name in _KEYWORDS else f"did you mean {close[0]}?" if close else ""
             hint = hint or f"it takes: {', '.join(CallOptions.__annotations__)}"
             raise TypeError(f"a call of the detector has no keyword {name!r}; {hint}")
-
-
-@dataclass(frozen=True)
-class RunBeside:
-    """A run of the model in another thread."""
-
-    run: Future[Outputs]
-
-    def outputs(self) -> Outputs:
-        """Wait for it. Raises what it raised."""
-        return self.run.result()
-
-
-@dataclass(frozen=True)
-class PendingDetections:
-    """Detections of images that were submitted; a GPU may still work on them.
-
-    batches: of the images, each with its session and the outputs of that. keep: which detections are returned.
-    """
-
-    batches: Sequence[tuple[BatchPlan, Session, Outputs | PendingOutputs]]
-    keep: DetectionFilter
-
-    def result(self) -> list[Detections]:
-        """Wait, and post-process: one for each image, in order.
-
-        Raises:
-            SessionError: the model failed, or its outputs cannot be read.
-        """
-        results: dict[int, Detections] = {}
-        for plan, session, outputs in self.batches:
-            arrays = outputs if isinstance(outputs, dict) else outputs.outputs()
-            found = session.postprocess(arrays, plan.originals_hw, self.keep)
-            results.update(zip(plan.indices[: plan.count], found, strict=False))
-        return [results[index] for index in range(len(results))]
-
-
-@dataclass(frozen=True)
-class FoundInTiles:
-    """Detections of images that were detected in tiles; those of `PendingDetections` come later."""
-
-    found: list[Detections]
-
-    def result(self) -> list[Detections]:
-        """One for each image, in order."""
-        return self.found
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,12 +285,12 @@ class Detector:
                 raise PromptError(NO_PROMPT)
             if takes_prompt and options.classes is not None:
                 raise PromptError(_NO_CLASSES.format("`classes`"))
-            self._prompt_options = {"task": options.task, "phrases": options.phrases, "text_threshold": options.text_threshold}
-            self.session = session if prompt is None else session.bind(prompt, **self._prompt_options)
+            prompt_options = {"task": options.task, "phrases": options.phrases, "text_threshold": options.text_threshold}
+            self.session = session if prompt is None else session.bind(prompt, **prompt_options)
             self.spec: ModelSpec = self.session.spec
             self.class_ids = self._ids_of(options.classes)
             self.class_thresholds = self._thresholds_of(options.class_thresholds or {})
-            self._choose_batches(options)
+            self._choose_batches(options, prompt_options)
         except BaseException:
             if session is not model:
                 session.close()
@@ -350,9 +301,6 @@ class Detector:
         if note := more_than_given(options.max_detections, self.spec):
             warnings.warn(f"max_detections {note}", stacklevel=3)
         self._color = options.color
-        threads = options.resize_threads
-        self._resizers = ThreadPoolExecutor(threads, "detrt-resize") if threads > 1 else None
-        self._runs: ThreadPoolExecutor | None = None  # once a batch was to run beside the caller
 
     def __getattr__(self, name: str) -> Any:
         raise no_attribute(self, name, _METHODS.get(name, ""))
@@ -373,21 +321,28 @@ class Detector:
             raise PromptError(_NO_CLASSES.format("`class_thresholds`"))
         return self.spec.class_thresholds(named.items())
 
-    def _choose_batches(self, options: DetectorOptions) -> None:
+    def _choose_batches(self, options: DetectorOptions, prompt_options: Mapping[str, Any]) -> None:
         """Input size, batch size, and what resizes and decodes the images."""
-        info, batch_size, size = self.session.info, options.batch_size, pixel_size(options.size, "size")
-        self.size = self._checked_size(size)
-        self._sizes = info.sizes if size is None else ()
-        self._runner = self.session.image_runner if options.on_device and self.spec.input.antialias else None
+        info, batch_size = self.session.info, options.batch_size
+        self.size = self._checked_size(pixel_size(options.size, "size"))
+        runner = self.session.image_runner if options.on_device and self.spec.input.antialias else None
         self.decoder: GpuDecoder | None = None
         if options.image_decoder == "gpu":
-            if self._runner is None:
+            if runner is None:
                 raise SessionError(_NO_GPU_DECODING.format(info.name))
-            self.decoder = self._runner.decoder()
+            self.decoder = runner.decoder()
         limit = info.fixed_batch or info.max_batch
         self.batch_size = min(batch_size or limit or 1, limit or batch_size or 1)
+        self._batches = Batches(
+            self.session,
+            runner,
+            batch_size=self.batch_size,
+            size_hw=self.size,
+            resize_threads=options.resize_threads,
+            prompt_options=prompt_options,
+        )
         # Files of a batch are decoded side by side where a GPU would wait for them.
-        decoders = 1 if self._runner is None else min(MAX_DECODERS, usable_cores())
+        decoders = 1 if runner is None else min(MAX_DECODERS, usable_cores())
         self._prefetcher = Prefetcher(decoders, decoder=self.decoder, load=self._load)
 
     def _checked_size(self, size_hw: SizeHW | None) -> SizeHW | None:
@@ -540,7 +495,7 @@ class Detector:
         tracker = Tracker() if track else None
         waiting: deque[tuple[PendingDetections | FoundInTiles | None, list[ReadImage]]] = deque()
         ahead = 0 if isinstance(media, LiveSource) else self.ahead
-        if media is None and self._beside and not (isinstance(source, (list, tuple)) and len(source) > self.batch_size):
+        if media is None and self._batches.beside and not (isinstance(source, (list, tuple)) and len(source) > self.batch_size):
             ahead = 0  # nothing to prepare meanwhile, or an iterable that may wait for this result before it gives the next image
         with contextlib.closing(self._read(images, media, check_integer(every, "every") or 1, track)) as batches:
             for read in batches:
@@ -593,7 +548,7 @@ class Detector:
 
     def _on_its_device(self, image: Any) -> Any:
         """A tensor on the device that resizes images, without a copy to the CPU; all else, and what is no image, as it is."""
-        if self._runner is not None and is_tensor(image) and str(image.device) == self.session.info.device:
+        if self._batches.runner is not None and is_tensor(image) and str(image.device) == self.session.info.device:
             from .backends.gpu.yuv import gpu_image
 
             with contextlib.suppress(ImageError):  # `_load` raises it where the image is read
@@ -630,19 +585,12 @@ class Detector:
     @property
     def ahead(self) -> int:
         """How many batches to `submit` before the result of the first is read."""
-        if self._runner is not None:
-            return BATCHES_ON_GPU
-        return self.session.info.parallel if self._beside or self.session.info.parallel > 1 else 0
-
-    @property
-    def _beside(self) -> bool:
-        """Whether a batch may run in a thread of the detector's; a thread has no device of its own but the CPU."""
-        return self.session.info.device == CPU and self.session.info.parallel == 1
+        return self._batches.ahead
 
     @property
     def planar(self) -> bool:
         """Whether frames of videos are best given in 4:2:0, as `YuvImage`: their RGB is then made on the GPU."""
-        return self._runner is not None
+        return self._batches.runner is not None
 
     def check_prompt(self) -> None:
         """Raise PromptError where the model takes a prompt and the detector has none."""
@@ -693,93 +641,13 @@ class Detector:
             tiling = make_tiling(tile, overlap)
         tiling = tiling or self.tiling
         if tiling is not None:
-            return self._submit_tiles(images, prompts, tiling, keep, before_run)
-        return self._submit(images, prompts, keep, before_run, beside)
-
-    def _submit_tiles(
-        self,
-        images: Sequence[LoadedImage],
-        prompts: Sequence[Prompts] | None,
-        tiling: Tiling,
-        keep: DetectionFilter,
-        before_run: Callable[[], None] | None,
-    ) -> FoundInTiles:
-        """Detect in the tiles of images, in batches that tiles of several images share."""
-        if whole := [task.title for task in tasks_of(self.spec) if task.sorts]:
-            raise SessionError(f"this model reads a page as a whole, and tiles have no {', '.join(whole)}; leave the tiles out")
-        pixels = [image.rgb() if isinstance(image, RawImage) else image for image in images]
-        windows = [tiling.windows((image.shape[0], image.shape[1])) for image in pixels]
-        work = [(index, window) for index, some in enumerate(windows) for window in some]
-        found: list[Detections] = []
-        waiting: deque[PendingDetections] = deque()
-        for first in range(0, len(work), self.batch_size):
-            some = work[first : first + self.batch_size]
-            parts = [pixels[index][y0:y1, x0:x1] for index, (y0, x0, y1, x1) in some]
-            mine = None if prompts is None else [prompts[index] for index, _ in some]
-            waiting.append(self._submit(parts, mine, replace(keep, max_detections=None), before_run))
-            if len(waiting) > self.ahead:
-                found += waiting.popleft().result()
-        for pending in waiting:
-            found += pending.result()
-        rest = iter(found)
-        results = []
-        for image, own in zip(pixels, windows, strict=True):
-            shown = [(window, next(rest)) for window in own]
-            results.append(merge(shown, tiling, (image.shape[0], image.shape[1]))[: keep.max_detections])
-        return FoundInTiles(results)
-
-    def _submit(
-        self,
-        images: Sequence[LoadedImage],
-        prompts: Sequence[Prompts] | None,
-        keep: DetectionFilter,
-        before_run: Callable[[], None] | None,
-        beside: bool = False,
-    ) -> PendingDetections:
-        plans = plan_batches(
-            [(image.shape[0], image.shape[1]) for image in images],
-            self.spec.input,
-            size_hw=self.size,
-            sizes=self._sizes,
-            split=None if prompts is None else lambda group: self._split(group, prompts),
-            fill=self.session.info.fixed_batch,
-        )
-        begun: list[tuple[BatchPlan, Session, Outputs | PendingOutputs]] = []
-        for plan in plans:
-            if before_run is not None:
-                before_run()
-            batch = [images[index] for index in plan.indices]
-            if self._runner is not None and prompts is None:
-                begun.append((plan, self.session, self._runner.submit(batch, plan)))
-                continue
-            session = self.session
-            if prompts is not None:
-                session = session.bind(*(prompts[index] for index in plan.indices), **self._prompt_options)
-            feeds = preprocess(batch, session.spec, plan=plan, pool=self._resizers).feeds
-            begun.append((plan, session, self._run(session, feeds, beside and self._beside)))
-        return PendingDetections(begun, keep)
-
-    def _run(self, session: Session, feeds: Feeds, beside: bool) -> Outputs | PendingOutputs:
-        if session.info.parallel > 1:
-            return session.start(feeds)
-        if beside and self._runs is None:
-            self._runs = ThreadPoolExecutor(1, RUN_THREAD)
-        if self._runs is None:
-            return session.run(feeds)
-        run = self._runs.submit(session.run, feeds)  # behind what was begun, also where this call waits for it
-        return RunBeside(run) if beside else run.result()
-
-    def _split(self, group: list[int], prompts: Sequence[Prompts]) -> list[list[int]]:
-        parts = prompt_groups(self.session, [prompts[index] for index in group], str(self._prompt_options["task"]))
-        return [[group[i] for i in part] for part in parts]
+            return self._batches.detect_tiles(images, prompts, tiling, keep, before_run)
+        return self._batches.begin(images, prompts, keep, before_run, beside)
 
     def close(self) -> None:
         """Release the model and the threads."""
         self._prefetcher.close()
-        for pool in (self._resizers, self._runs):
-            if pool is not None:
-                pool.shutdown()
-        self._runs = None
+        self._batches.close()
         self.session.close()
 
     def __enter__(self) -> Detector:

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from detrt.backends.batches import BATCHES_ON_GPU
 from detrt.backends.gpu.resize import resize_batch
 from detrt.backends.gpu.staging import layout
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.open import open_session
 from detrt.data.preprocess import preprocess
 from detrt.data.scenes.scene import draw_scene
-from detrt.detector import BATCHES_ON_GPU, Detector
+from detrt.detector import Detector
 from detrt.spec import PIXEL_MASK, PIXEL_VALUES, InputSpec
 
 torch = pytest.importorskip("torch")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from detrt.backends.batches import BATCHES_ON_GPU
 from detrt.backends.open import open_session
 from detrt.backends.tensorrt import TensorRTSession
 from detrt.bench.measure import jpeg_of
@@ -19,7 +20,7 @@ from detrt.bench.stages import stage_times
 from detrt.data.preprocess import preprocess
 from detrt.data.scenes.scene import draw_scene
 from detrt.detections import Detections
-from detrt.detector import BATCHES_ON_GPU, Detector
+from detrt.detector import Detector
 from detrt.spec import INSTANCE_SEGMENTATION
 from detrt.tasks.masks import mask_iou
 

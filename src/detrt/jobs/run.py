@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.batches import FoundInTiles, PendingDetections
 from ..data.images import Input
 from ..data.prefetch import Begun, MediaInput, Prefetcher, ReadImage
 from ..data.raw_image import LoadedImage
 from ..data.sinks import Record
 from ..detections import Detections
-from ..detector import MAX_DECODERS, MAX_READERS, Detector, FoundInTiles, PendingDetections
+from ..detector import MAX_DECODERS, MAX_READERS, Detector
 from ..errors import ImageError, SessionError
 from ..system import CPU, usable_cores
 

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from interpreted import run_interpreted
 from on_device import OnDevice
 
+from detrt.backends.batches import BATCHES_ON_GPU
 from detrt.backends.gpu.resize import resize_batch
 from detrt.backends.gpu.runner import DEPTH
 from detrt.backends.gpu.staging import COPY_CHUNK_BYTES, layout
@@ -22,7 +23,7 @@ from detrt.data.images import Input, load_image
 from detrt.data.postprocess import decode
 from detrt.data.preprocess import plan_batch, preprocess, resize
 from detrt.data.resample import resized
-from detrt.detector import BATCHES_ON_GPU, Detector
+from detrt.detector import Detector
 from detrt.errors import ImageError, SessionError
 from detrt.jobs.run import detect_inputs
 from detrt.spec import LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, RESAMPLES, InputSpec, ModelSpec
@@ -163,7 +164,7 @@ def test_frames_go_to_the_device_as_they_are(exported, tmp_path):
 def test_layouts_that_come_again_are_recorded(exported):
     path = exported("detr").path
     with Detector(OnDevice(path), threshold=0.0) as there, Detector(OnnxSession(path), threshold=0.0) as here:
-        cache = there._runner._layout_graphs
+        cache = there.session.image_runner._layout_graphs
         cache._capacity, cache._patience = 2, 6
         sizes = [(40, 60)] * 4 + [(30, 60)] * 4 + [(50, 60)] * 5
         for size, count in zip(sizes, [0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2], strict=True):

@@ -14,13 +14,14 @@ from fake_cuda import FakeCuda, host_view
 from fake_tensorrt import fake_engine_bytes, fake_trt
 
 from detrt import bundle
+from detrt.backends.batches import BATCHES_ON_GPU
 from detrt.backends.gpu import runner
 from detrt.backends.gpu.runner import GpuRunner
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.tensorrt import TensorRTSession, gpu
 from detrt.backends.tensorrt.cuda import IoBuffer
 from detrt.bundle import EngineFacts
-from detrt.detector import BATCHES_ON_GPU, Detector
+from detrt.detector import Detector
 from detrt.errors import SessionError
 from detrt.spec import TensorInfo
 
