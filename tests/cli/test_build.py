@@ -21,6 +21,7 @@ from precision_graphs import pixel_model
 from detrt import Bundle, graph
 from detrt.backends.building import Work
 from detrt.backends.engine_check import EngineCheck, EngineRow
+from detrt.backends.onnxruntime.session import run_graph
 from detrt.backends.tensorrt import BuiltEngine, EngineConfig, building
 from detrt.backends.tensorrt import compare as engine_compare
 from detrt.backends.tensorrt.building import check_capability
@@ -28,9 +29,10 @@ from detrt.backends.tensorrt.versions import row_of
 from detrt.bundle import EngineFacts, read_sidecar, write_sidecar
 from detrt.data.matching import gate_for
 from detrt.errors import EngineError
+from detrt.graph.lower_msda import sampled_sums
 from detrt.precision import PrecisionConfig
 from detrt.precision.apply import apply_precision
-from detrt.spec import Precision
+from detrt.spec import PIXEL_VALUES, Precision
 
 RTX_NAME = "model.tensorrt-rtx-sm89.engine"
 
@@ -339,6 +341,25 @@ def test_export(cli, tmp_path):
     assert spec.input.size_hw == (64, 96) and spec.decode.in_graph and spec.labels[6] == "g"
     assert graph.summarise(graph.load(out)).opset == 18
     assert os.listdir(out.parent) == ["g.onnx"]
+
+
+@pytest.mark.parametrize(
+    ("options", "exact"), [((), 1e-5), (("--precision", "fp16", "--min-fraction", 0), 1e-2)], ids=["fp32", "fp16"]
+)
+def test_export_writes_the_form_that_tensorrt_fuses(cli, tmp_path, options, exact):
+    """Samples are summed by ReduceSum, as in the graphs that `build` gives to TensorRT, which writes each operand of a MatMul to memory."""
+    pytest.importorskip("transformers", reason="needs the 'export' extra")
+
+    outputs = {}
+    for name, form in (("plain", ()), ("fused", ("--for-tensorrt",))):
+        path = tmp_path / name / "g.onnx"
+        cli("export", "random:rt_detr_v2/tiny", "-o", path, "--no-check", "--size", 64, *options, *form)
+        spec = graph.read_spec(path)
+        assert os.listdir(path.parent) == ["g.onnx"] and bool(sampled_sums(graph.load(path))[0]) == (name == "plain")
+        pixels = np.random.default_rng(1).integers(0, 256, (2, 3, *spec.input.size_hw), np.uint8)
+        outputs[name] = run_graph(path, {PIXEL_VALUES: pixels})
+    for output, want in outputs["plain"].items():
+        np.testing.assert_allclose(outputs["fused"][output], want, rtol=exact, atol=exact)
 
 
 def test_export_into_a_folder_as_json(cli, tmp_path):

@@ -182,12 +182,17 @@ def export(
     export: Given[ExportConfig],
     precision: PrecisionConfig,
     load: LoadOptions,
+    for_tensorrt: Annotated[
+        bool,
+        typer.Option("--for-tensorrt", help="Write what trtexec and other programs compile best; `build` does so by itself."),
+    ] = False,
     json_file: Json = None,
 ) -> None:
     """Export a checkpoint to one ONNX graph with its spec inside, checked against PyTorch.
 
     Given an ONNX file of another exporter, bring it into detrt's contract, checked against the file.
     """
+    from ..graph.dialect import for_typed_parser
     from ..precision.capability import check_before
     from ..precision.stage import export_converted
     from . import show
@@ -211,7 +216,13 @@ def export(
             load=load,
             say=lambda text: step("export", None, text),
         )
-        done, typed = export_converted(write, path, precision, lambda fraction, text: step("precision", fraction, text))
+        done, typed = export_converted(
+            write,
+            path,
+            precision,
+            lambda fraction, text: step("precision", fraction, text),
+            finish=for_typed_parser if for_tensorrt else None,
+        )
     warnings.extend(typed.warnings if typed else ())
     _warn(done.notes, warnings)
     if json_file:

@@ -48,13 +48,19 @@ class Exported(Protocol):
 
 
 def export_converted(
-    export: Callable[[Path], E], path: Path, precision: PrecisionConfig, progress: Progress
+    export: Callable[[Path], E],
+    path: Path,
+    precision: PrecisionConfig,
+    progress: Progress,
+    *,
+    finish: Callable[[onnx.ModelProto], object] | None = None,
 ) -> tuple[E, PrecisionReport | None]:
     """Export a graph in a precision; `path` and the files beside it are written when all is done, or stay as they were.
 
     Args:
         export: writes an FP32 graph to the path that it is given.
         progress: of the conversion.
+        finish: changes the graph in place, last of all.
 
     Returns:
         What `export` returned, with `path` in its report, and the report of the conversion; None in FP32.
@@ -62,7 +68,8 @@ def export_converted(
     Raises:
         GraphError, GateError, OutputError: see `convert_file`; and what `export` raises.
     """
-    if precision.target == Precision.FP32:
+    low = precision.target != Precision.FP32
+    if not low and finish is None:
         return export(path), None
     with (
         files.naming(path),
@@ -70,7 +77,11 @@ def export_converted(
         tempfile.TemporaryDirectory(prefix=f".{path.stem}.", dir=path.parent) as folder,
     ):
         done = export(Path(folder) / path.name)
-        converted = convert_file(done.report.path, done.report.spec, precision, progress)
+        converted = convert_file(done.report.path, done.report.spec, precision, progress) if low else None
+        if finish is not None:
+            model = graph.load(done.report.path)
+            finish(model)
+            graph.save(model, done.report.path)
         for file in Path(folder).iterdir():
             os.replace(file, path.parent / file.name)
     return replace(done, report=replace(done.report, path=path)), converted  # type: ignore[type-var]
