@@ -78,6 +78,10 @@ EngineFacts engine_of(const Json& json) {
     facts.streams = streams.is_number_integer() && streams > 0 && streams <= 256 ? streams.get<int>() : 0;
     facts.version_compatible = options.value("version_compatible", Json(false)) == Json(true);
   }
+  const auto part = [&](const char* name, Json otherwise) { return fields.has(name) ? fields.at(name) : otherwise; };
+  facts.compiled_by = Json::array({part("onnx_sha256", ""), facts.runtime_version, part("environment", Json::object()),
+                                   part("options", Json::object())})
+                          .dump();
   const Json& capabilities = fields.at("compute_capabilities");
   if (!capabilities.is_array())
     fields.fail("compute_capabilities", "must be a list of numbers such as 89");
@@ -216,18 +220,25 @@ fs::path Bundle::compared(const BundleFile& file) const {
 }
 
 std::string sha256_of(const fs::path& path) {
-  const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context(EVP_MD_CTX_new(), EVP_MD_CTX_free);
   std::ifstream file(path, std::ios::binary);
-  bool ok = context && file && EVP_DigestInit_ex(context.get(), EVP_sha256(), nullptr) == 1;
+  const std::string digest = file ? sha256_of(file) : "";
+  if (digest.empty())
+    throw Error(ErrorKind::spec, "'" + path.string() + "' cannot be read; check its permissions");
+  return digest;
+}
+
+std::string sha256_of(std::istream& stream) {
+  const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context(EVP_MD_CTX_new(), EVP_MD_CTX_free);
+  bool ok = context && EVP_DigestInit_ex(context.get(), EVP_sha256(), nullptr) == 1;
   std::vector<char> block(1 << 20);
-  while (ok && file) {
-    file.read(block.data(), static_cast<std::streamsize>(block.size()));
-    ok = EVP_DigestUpdate(context.get(), block.data(), static_cast<std::size_t>(file.gcount())) == 1;
+  while (ok && stream) {
+    stream.read(block.data(), static_cast<std::streamsize>(block.size()));
+    ok = EVP_DigestUpdate(context.get(), block.data(), static_cast<std::size_t>(stream.gcount())) == 1;
   }
   unsigned char digest[EVP_MAX_MD_SIZE];
   unsigned int length = 0;
-  if (!ok || !file.eof() || EVP_DigestFinal_ex(context.get(), digest, &length) != 1)
-    throw Error(ErrorKind::spec, "'" + path.string() + "' cannot be read; check its permissions");
+  if (!ok || !stream.eof() || EVP_DigestFinal_ex(context.get(), digest, &length) != 1)
+    return "";
   std::string hex;
   for (unsigned int i = 0; i < length; ++i) {
     hex += "0123456789abcdef"[digest[i] >> 4];

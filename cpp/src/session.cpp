@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cstdlib>
 #include <filesystem>
 #include <initializer_list>
 
 #include "detrt/error.hpp"
+#include "user_files.hpp"
 
 namespace detrt {
 
@@ -76,10 +76,6 @@ bool has_tensorrt_choices(const SessionOptions& options, std::string& why) {
 }
 
 void require_trust(const Bundle& bundle, const BundleFile& file, const std::string& what, const SessionOptions& options) {
-  const auto variable = [](const char* name) {
-    const char* const text = std::getenv(name);
-    return std::string(text == nullptr ? "" : text);
-  };
   std::string given = variable("DETRT_TRUST_REMOTE_CODE");
   std::transform(given.begin(), given.end(), given.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   const auto is_one_of = [&](std::initializer_list<const char*> words) {
@@ -91,11 +87,9 @@ void require_trust(const Bundle& bundle, const BundleFile& file, const std::stri
   if (yes || options.trust_code)
     return;
   std::filesystem::path store = variable("DETRT_TRUSTED");
-  if (store.empty()) {
-    const std::string data = variable("XDG_DATA_HOME"), home = variable("HOME");
-    if (!data.empty() || !home.empty())
-      store = (data.empty() ? std::filesystem::path(home) / ".local/share" : std::filesystem::path(data)) / "detrt/trusted";
-  }
+  if (store.empty())
+    if (const std::filesystem::path folder = folder_of_user("XDG_DATA_HOME", ".local/share"); !folder.empty())
+      store = folder / "trusted";
   std::error_code error;
   const bool digest = !file.sha256.empty() && file.sha256.find_first_not_of("0123456789abcdef") == std::string::npos;
   if (digest && !store.empty() && store != "off" && std::filesystem::is_regular_file(store / file.sha256, error))

@@ -10,6 +10,8 @@
 namespace detrt::tensorrt {
 namespace {
 
+// Kernels of the usual shapes are compiled by then, and a server may be killed later.
+constexpr int runs_before_saving = 50;
 constexpr const char *pixel_values = "pixel_values", *pixel_mask = "pixel_mask";
 
 // TensorRT stays on the device of the thread that calls it.
@@ -107,6 +109,9 @@ TrtSession::TrtSession(const Bundle& bundle, const BundleFile& file, const Sessi
     require_trust(bundle, file, "TensorRT's own runtime code", options);
   engine_ = open_engine(*runtime_, bundle.checked_path(file), file.engine->version_compatible);
   environment_ = file.engine->environment;
+  cudaDeviceProp gpu{};
+  check(cudaGetDeviceProperties(&gpu, device_), "cudaGetDeviceProperties");
+  kernels_.emplace(*engine_, kernel_file(file, gpu.name));
   read_tensors(*file.engine);
   const bool symbolic = std::any_of(profile_.begin(), profile_.end(),
                                     [](const auto& row) { return row.second.min != row.second.max; });
@@ -122,6 +127,8 @@ TrtSession::TrtSession(const Bundle& bundle, const BundleFile& file, const Sessi
 
 TrtSession::~TrtSession() {
   (void)cudaSetDevice(device_);
+  if (kernels_)
+    kernels_->save();
   free_.clear(); // contexts before their engine
 }
 
@@ -218,7 +225,7 @@ std::unique_ptr<Lane> TrtSession::make_lane() {
   lane->stream = make_stream();
   {
     const InEnvironment held(environment_);
-    lane->context.reset(engine_->createExecutionContext());
+    lane->context.reset(kernels_->make_context());
   }
   if (!lane->context)
     throw Error(ErrorKind::session,
@@ -276,6 +283,8 @@ Tensors TrtSession::run_given(const Tensors& feeds, const Images* images) {
   std::unique_ptr<Lane> lane = take_lane();
   try {
     Tensors outputs = run_on(*lane, feeds, layouts, images);
+    if (++runs_ == runs_before_saving)
+      kernels_->save();
     give_lane(std::move(lane));
     return outputs;
   } catch (...) {

@@ -6,12 +6,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "detrt/session.hpp"
 #include "gpu/image_stage.hpp"
+#include "kernels.hpp"
 #include "library.hpp"
 
 namespace detrt::tensorrt {
@@ -108,6 +110,8 @@ private:
   ModelSpec spec_; // of the bundle, without a prompt
   std::unique_ptr<nvinfer1::IRuntime> runtime_;
   std::unique_ptr<nvinfer1::ICudaEngine> engine_;
+  std::optional<Kernels> kernels_; // of the engine; they outlive its contexts
+  std::atomic<int> runs_{0};
   std::vector<TensorInfo> inputs_, outputs_;
   std::set<std::string> narrow_; // tensors that the engine has as INT32 and callers as int64
   std::map<std::string, Profile> profile_;

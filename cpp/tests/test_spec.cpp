@@ -4,6 +4,7 @@
 
 #include "detrt/bundle.hpp"
 #include "detrt/spec.hpp"
+#include "kernel_file.hpp"
 #include "support.hpp"
 
 namespace {
@@ -240,4 +241,44 @@ TEST_CASE("a damaged manifest is refused") {
   CHECK(facts.inputs.front().axes.front() == "batch");
   data["files"][0]["engine"]["compute_capabilities"] = {"90"};
   CHECK_ERROR(detrt::Bundle::parse(data.dump(), "b"), "must be numbers such as 89");
+}
+
+TEST_CASE("compiled kernels lie where Python keeps them") {
+  const Folder folder("kernels");
+  const std::filesystem::path kept = folder.path / "new" / "kept";
+  ::setenv("DETRT_RUNTIME_CACHE", kept.c_str(), 1);
+  for (const Json& row : read_cases("kernel_files.json")) {
+    Json data = good_bundle(), facts = row.at("facts");
+    facts.update({{"target", "tensorrt-rtx"}, {"compute_capabilities", {89}}, {"precision", "fp32"}, {"profile", Json::object()}});
+    data["files"][0]["engine"] = facts;
+    data["files"][0]["size"] = row.at("size");
+    const detrt::BundleFile engine = detrt::Bundle::parse(data.dump(), "b").files().front();
+    CHECK(engine.engine->compiled_by == row.at("compiled_by").get<std::string>());
+    const std::filesystem::path path = detrt::kernel_file(engine, row.at("gpu").get<std::string>());
+    CHECK(path == kept / row.at("name").get<std::string>());
+    CHECK(detrt::read_kernels(path).empty());
+    const std::string kernels("\0kernels\xff", 9);
+    for (int time = 0; time < 2; ++time)
+      detrt::write_kernels(path, kernels.data(), kernels.size());
+    const std::vector<char> read = detrt::read_kernels(path);
+    CHECK(std::string(read.begin(), read.end()) == kernels);
+    detrt::write_kernels(path / "in a file", kernels.data(), kernels.size()); // cannot be written
+    CHECK(detrt::read_kernels(kept).empty());
+    ::setenv("DETRT_RUNTIME_CACHE", "off", 1);
+    CHECK(detrt::kernel_file(engine, "GPU").empty());
+    ::unsetenv("DETRT_RUNTIME_CACHE");
+    const std::string home = std::getenv("HOME") == nullptr ? "" : std::getenv("HOME");
+    ::setenv("HOME", "/of/user", 1);
+    ::setenv("XDG_CACHE_HOME", "/caches", 1);
+    CHECK(detrt::kernel_file(engine, "GPU").parent_path() == "/caches/detrt");
+    ::unsetenv("XDG_CACHE_HOME");
+    CHECK(detrt::kernel_file(engine, "GPU").parent_path() == "/of/user/.cache/detrt");
+    ::unsetenv("HOME");
+    CHECK(detrt::kernel_file(engine, "GPU").empty());
+    if (!home.empty())
+      ::setenv("HOME", home.c_str(), 1);
+    ::setenv("DETRT_RUNTIME_CACHE", kept.c_str(), 1);
+  }
+  ::unsetenv("DETRT_RUNTIME_CACHE");
+  CHECK(std::distance(std::filesystem::directory_iterator(kept), {}) == 2); // nothing unfinished
 }

@@ -31,6 +31,7 @@ struct EngineFacts {
   int streams = 0;         // of an OpenVINO model: batches at a time; 0: its own choice
   std::map<std::string, Profile> profile;  // by input name
   std::map<std::string, std::string> environment; // of the process that built it, and must be of the one that runs it
+  std::string compiled_by; // JSON of what decides which kernels TensorRT-RTX compiles for it
   std::vector<TensorInfo> inputs, outputs; // in the order of the graph
 };
 

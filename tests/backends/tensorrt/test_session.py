@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import tempfile
@@ -18,6 +19,7 @@ from detrt import bundle
 from detrt.backends.base import Session
 from detrt.backends.open import open_session
 from detrt.backends.tensorrt import TensorRTSession
+from detrt.backends.tensorrt.session import default_runtime_cache
 from detrt.bundle import EngineFacts
 from detrt.errors import EngineError, MissingPackageError, SessionError, SpecError
 from detrt.models import trust
@@ -369,6 +371,19 @@ def test_kernels_with_tf32_have_a_file_of_their_own(tmp_path, monkeypatch):
         with open_fake(write(tmp_path, **facts))[0] as session:
             session.run(feeds())
         assert len(list((tmp_path / "kernels").iterdir())) == count
+
+
+CASES = json.loads((Path(__file__).parents[2] / "data" / "kernel_files.json").read_text("utf-8"))["cases"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["gpu"])
+def test_kernels_have_the_name_that_libdetrt_gives_them(tmp_path, monkeypatch, case):
+    monkeypatch.setenv("DETRT_RUNTIME_CACHE", str(tmp_path))
+    facts = EngineFacts(target="tensorrt-rtx", compute_capabilities=(89,), precision="fp32", profile={}, **case["facts"])
+    engine = tmp_path / "model.engine"
+    with open(engine, "wb") as file:
+        file.truncate(case["size"])
+    assert default_runtime_cache(engine, facts, case["gpu"]) == tmp_path / case["name"]
 
 
 def test_threads_share_one_session(tmp_path):

@@ -646,8 +646,12 @@ def default_runtime_cache(path: Path, facts: EngineFacts, gpu_name: str) -> Path
     folder = Path(chosen) if chosen else files.folder_of_user("XDG_CACHE_HOME", "~/.cache")
     if folder is None:
         return None
+    # cpp/src/kernel_file.cpp names the same file: its JSON library writes like this.
     compiled_by = json.dumps(
-        [facts.onnx_sha256, facts.runtime_version, dict(facts.environment), dict(facts.options)], sort_keys=True
+        [facts.onnx_sha256, facts.runtime_version, dict(facts.environment), dict(facts.options)],
+        sort_keys=True,
+        separators=(",", ":"),
+        ensure_ascii=False,
     )
     gpu = "-".join("".join(c if c.isalnum() else " " for c in gpu_name).split())
     return folder / f"{hashlib.sha256(compiled_by.encode()).hexdigest()[:16]}-{path.stat().st_size}-{gpu}.rtxcache"

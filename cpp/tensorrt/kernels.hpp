@@ -1,0 +1,61 @@
+// Contexts of an engine, with the kernels that TensorRT-RTX compiles for them. Its own headers declare the file of kernels; the public
+// headers of TensorRT do not, and kernels are compiled at every start with them.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+
+#include "detrt/error.hpp"
+#include "kernel_file.hpp"
+#include "library.hpp"
+
+namespace detrt::tensorrt {
+
+#if defined(TRT_MAJOR_RTX)
+
+class Kernels {
+public:
+  // path: where they are kept; empty: nowhere.
+  Kernels(nvinfer1::ICudaEngine& engine, std::filesystem::path path)
+      : engine_(engine), path_(std::move(path)), config_(engine.createRuntimeConfig()) {
+    if (path_.empty() || !config_)
+      return;
+    cache_.reset(config_->createRuntimeCache());
+    const std::vector<char> kept = read_kernels(path_);
+    // Those of another GPU or version are refused, and written again.
+    if (cache_ && !kept.empty() && !cache_->deserialize(kept.data(), kept.size()))
+      cache_.reset(config_->createRuntimeCache());
+    if (cache_ && !config_->setRuntimeCache(*cache_))
+      cache_.reset();
+  }
+  nvinfer1::IExecutionContext* make_context() const {
+    return config_ ? engine_.createExecutionContext(config_.get()) : engine_.createExecutionContext();
+  }
+  void save() const noexcept {
+    const std::unique_ptr<nvinfer1::IHostMemory> kernels(cache_ ? cache_->serialize() : nullptr);
+    if (kernels)
+      write_kernels(path_, kernels->data(), kernels->size());
+  }
+
+private:
+  nvinfer1::ICudaEngine& engine_;
+  std::filesystem::path path_;
+  std::unique_ptr<nvinfer1::IRuntimeConfig> config_; // must outlive its contexts
+  std::unique_ptr<nvinfer1::IRuntimeCache> cache_;
+};
+
+#else
+
+class Kernels {
+public:
+  Kernels(nvinfer1::ICudaEngine& engine, const std::filesystem::path&) : engine_(engine) {}
+  nvinfer1::IExecutionContext* make_context() const { return engine_.createExecutionContext(); }
+  void save() const noexcept {}
+
+private:
+  nvinfer1::ICudaEngine& engine_;
+};
+
+#endif
+
+} // namespace detrt::tensorrt
