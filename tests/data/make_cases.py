@@ -194,6 +194,8 @@ def preprocess_case(
         stored = [{"shape": list(i.shape), "pixels": i.reshape(-1).tolist()} for i in images]
     else:
         stored = [{"shape": [*size, 3], "gradient": list(gradient)} for size in sizes]
+        from case_images import image_of
+
         images = [image_of(row) for row in stored]
     batch = preprocess(images, spec, size_hw=size_hw)
     feeds = {}
@@ -213,15 +215,6 @@ def preprocess_case(
         "resized_sizes_hw": batch.resized_sizes_hw,
         "feeds": feeds,
     }
-
-
-def image_of(stored: dict) -> np.ndarray:
-    """The image of a case: its pixels, or (a * y + b * x + c * channel + x * y // 7) mod 256."""
-    if "pixels" in stored:
-        return np.array(stored["pixels"], np.uint8).reshape(stored["shape"])
-    y, x, channel = np.indices(stored["shape"])
-    a, b, c = stored["gradient"]
-    return ((a * y + b * x + c * channel + x * y // 7) % 256).astype(np.uint8)
 
 
 def prompt_cases() -> list[dict]:

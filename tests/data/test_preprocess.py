@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from case_images import image_of
 from PIL import Image
 from runtime_cases import make_spec
 
@@ -237,20 +238,11 @@ def test_bad_images(images, words):
     assert all(word in str(caught.value) for word in words)
 
 
-def stored_image(stored):
-    """Pixels, or those of the formula in tests/data/make_cases.py."""
-    if "pixels" in stored:
-        return np.array(stored["pixels"], np.uint8).reshape(stored["shape"])
-    y, x, channel = np.indices(stored["shape"])
-    a, b, c = stored["gradient"]
-    return ((a * y + b * x + c * channel + x * y // 7) % 256).astype(np.uint8)
-
-
 @pytest.mark.parametrize("case", json.loads(CASES.read_text())["cases"], ids=lambda case: case["name"])
 def test_stored_cases(case):
     """The file that other runtimes are tested with still says what this one does."""
     spec = ModelSpec.from_dict(case["spec"])
-    images = [stored_image(image) for image in case["images"]]
+    images = [image_of(image) for image in case["images"]]
     batch = preprocess(images, spec, size_hw=tuple(case["size_hw"]) if case["size_hw"] else None)
     assert [list(size) for size in batch.resized_sizes_hw] == case["resized_sizes_hw"]
     assert sorted(batch.feeds) == sorted(case["feeds"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
-from onnx import helper, numpy_helper
+from planted_faults import disturb, multiply
 
 from detrt.backends.base import BaseSession
 from detrt.backends.compare import relative_error
@@ -62,26 +62,10 @@ def graph(exported):
     return exported("embedded:shapes").path
 
 
-def disturbed(graph, noise):
-    """A graph whose weights are off by noise, in units of their deviation."""
-    model, generator = onnx.load(graph), np.random.default_rng(0)
-    for tensor in model.graph.initializer:
-        values = numpy_helper.to_array(tensor)
-        if values.dtype == np.float32 and values.size > 4096:
-            values = values + generator.standard_normal(values.shape, np.float32) * np.float32(noise * values.std())
-            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
-    return model
-
-
 def with_boxes(path, target, change, output=PRED_BOXES):
     """A copy of a graph whose boxes, or another output, pass through one more node."""
     model = onnx.load(path)
-    for node in model.graph.node:
-        for position, name in enumerate(node.output):
-            if name == output:
-                node.output[position] = "boxes/right"
-    model.graph.initializer.append(numpy_helper.from_array(np.float32(change), "change"))
-    model.graph.node.append(helper.make_node("Mul", ["boxes/right", "change"], [output], "wrong"))
+    multiply(model, output, change)
     onnx.save(model, target)
     return target.with_suffix(".engine")
 
@@ -130,7 +114,9 @@ def test_a_wrong_engine_is_found(engine, graph, tmp_path, change, precision):
 )
 def test_rounding_may_move_a_few_detections_of_many(graph, tmp_path, noise, precision, passed):
     """Weights with noise of 1 % of their deviation keep the AP of drawn scenes within 0.002; with 8 % it falls."""
-    onnx.save(disturbed(graph, noise), tmp_path / "model.onnx")
+    model = onnx.load(graph)
+    disturb(model, noise)
+    onnx.save(model, tmp_path / "model.onnx")
     with OnnxSession(graph) as reference, StandIn(tmp_path / "model.onnx") as candidate:
         found = compare_sessions(reference, candidate, precision, shapes=[(1, (320, 320))])
     (row,) = found.rows
@@ -227,7 +213,7 @@ def test_selections_of_the_engine_are_given_to_the_graph(engine, exported, tmp_p
     if fault == "low":  # in FP16, without the shapes of its tensors
         onnx.save(apply_precision(onnx.load(path), report.spec, PrecisionConfig("fp16"))[0], path := tmp_path / "low.onnx")
     monkeypatch.setitem(PROFILE, PIXEL_VALUES, ((2, 3, 96, 128),) * 3)
-    model = disturbed(path, 1e-3)
+    disturb(model := onnx.load(path), 1e-3)
     if fault == "selection":  # the worst proposals, computed rightly
         next(a for node in model.graph.node if node.op_type == "TopK" for a in node.attribute if a.name == "largest").i = 0
     assert return_selections(model) == ["selection.0"]

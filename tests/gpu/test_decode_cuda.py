@@ -18,6 +18,8 @@ from detrt.detector import Detector
 from detrt.jobs.run import ImageResult, detect_inputs
 
 torch = pytest.importorskip("torch")
+from on_device import OnDevice
+
 pytestmark = pytest.mark.gpu
 
 
@@ -28,29 +30,10 @@ def decoder() -> Any:
     return GpuDecoder(torch.device("cuda", 0))
 
 
-class OnGpu(OnnxSession):
+class OnGpu(OnDevice):
     """A model on the CPU whose images are made on the GPU."""
 
-    @property
-    def image_runner(self) -> Any:
-        from detrt.backends.gpu.runner import GpuRunner
-
-        if not hasattr(self, "_images"):
-            self._images = GpuRunner(self.spec, self.inputs, self.outputs, torch.device("cuda", 0), self._prepare)
-        return self._images
-
-    def _prepare(self, inputs: Any, then: Any) -> Any:
-        def step() -> list[Any]:
-            found = self.run({name: tensor.cpu().numpy() for name, tensor in inputs.items()})
-            return then({info.name: torch.from_numpy(found[info.name]).cuda() for info in self.outputs})
-
-        results = step()
-
-        def run() -> None:
-            for kept, fresh in zip(results, step(), strict=True):
-                kept.copy_(fresh)
-
-        return run, results
+    device = torch.device("cuda", 0)
 
 
 @pytest.fixture(scope="module")

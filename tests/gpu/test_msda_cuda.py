@@ -9,6 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 
+from relative_norm import relative
+
 from detrt.models.ops import ms_deform_attn, ms_deform_attn_fused, triton_available
 from detrt.models.ops.msda_tiles import Tile
 
@@ -50,10 +52,6 @@ def tensors(name: str, dtype, seed: int = 0, spread: float = 1.3):
     locations = 0.5 + spread * (torch.rand(batch, queries, heads, total, 2, generator=generator) - 0.5)
     weights = torch.randn(batch, queries, heads, total, generator=generator).softmax(-1).to(dtype)
     return value, shapes, locations, weights, list(points)
-
-
-def relative(found, expected) -> float:
-    return float((found.double().cpu() - expected).norm() / expected.norm())
 
 
 def on_gpu(*given):

@@ -6,6 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 
+from relative_norm import relative
+
 from detrt.backends.inductor.kernels import (
     attention,
     conv_relu,
@@ -20,10 +22,6 @@ from detrt.models.layers.swin import shift_mask
 pytestmark = pytest.mark.gpu
 
 TYPES = {"fp16": (torch.float16, 1e-3), "bf16": (torch.bfloat16, 8e-3)}
-
-
-def relative(found, expected) -> float:
-    return float((found.double().cpu() - expected.cpu()).norm() / expected.cpu().norm())
 
 
 @pytest.mark.parametrize("kind", TYPES)

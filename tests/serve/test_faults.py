@@ -51,11 +51,6 @@ def label_of(answer) -> str:
     return answer.json()["images"][0]["detections"][0]["label"]
 
 
-def metric(server: Server, name: str) -> float:
-    text = httpx.get(f"{server.address}/metrics").text
-    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
-
-
 def test_a_full_queue_is_429_and_what_was_taken_is_answered(server):
     with server.frozen():
         results: list = [None] * 20
@@ -70,13 +65,13 @@ def test_a_full_queue_is_429_and_what_was_taken_is_answered(server):
         assert {r.status_code for r in refused} == {429}
         assert all(1 <= int(r.headers["Retry-After"]) <= 60 for r in refused)
         assert "4 images wait already" in refused[0].json()["error"]["message"]
-        assert metric(server, "detrt_queue_images") == 4 and metric(server, "detrt_running_images") == 4
+        assert server.metric("detrt_queue_images") == 4 and server.metric("detrt_running_images") == 4
     for thread in threads:
         thread.join()
     answered = [(i, r) for i, r in enumerate(results) if r.status_code == 200]
     assert len(answered) == 8
     assert all(label_of(r) == NAMES[i % 3] for i, r in answered)
-    assert metric(server, "detrt_held_body_bytes") == 0
+    assert server.metric("detrt_held_body_bytes") == 0
 
 
 def test_deadlines(server):
@@ -84,7 +79,7 @@ def test_deadlines(server):
         start = time.monotonic()
         late = ask(server, "red", timeout_ms=300)
         assert late.status_code == 408 and "300 ms" in late.text and 0.2 < time.monotonic() - start < 5
-    wait_until(lambda: metric(server, "detrt_running_images") == 0)
+    wait_until(lambda: server.metric("detrt_running_images") == 0)
     assert label_of(ask(server, "green", timeout_ms=10_000)) == "green"
     assert "never retrieved" not in server.log
 
@@ -96,17 +91,17 @@ def test_the_longest_time_of_the_server(model):
 
 
 def test_clients_that_leave_are_forgotten(server):
-    before = metric(server, 'detrt_refused_total{reason="disconnected"}')
+    before = server.metric('detrt_refused_total{reason="disconnected"}')
     with server.frozen():
         head = f"POST /v1/detect HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(FILES['red'])}\r\n\r\n".encode()
         clients = [socket.create_connection((server.host, server.port)) for _ in range(8)]
         for client in clients:
             client.sendall(head + FILES["red"])
-        wait_until(lambda: metric(server, "detrt_queue_images") == 4)
+        wait_until(lambda: server.metric("detrt_queue_images") == 4)
         for client in clients:
             client.close()
-        wait_until(lambda: metric(server, "detrt_queue_images") == 0)
-        assert metric(server, 'detrt_refused_total{reason="disconnected"}') == before + 8
+        wait_until(lambda: server.metric("detrt_queue_images") == 0)
+        assert server.metric('detrt_refused_total{reason="disconnected"}') == before + 8
     assert label_of(ask(server, "blue")) == "blue"
 
 
@@ -247,10 +242,10 @@ def test_bodies_have_limits(server):
     # Three MiB in all: of bodies that arrive slowly, one of 2 MiB fits, and a second one does not.
     with socket.create_connection((server.host, server.port), timeout=20) as first:
         first.sendall(b"POST /v1/detect HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2097152\r\n\r\n" + bytes(2_000_000))
-        wait_until(lambda: metric(server, "detrt_held_body_bytes") >= 2_000_000)
+        wait_until(lambda: server.metric("detrt_held_body_bytes") >= 2_000_000)
         refused = post(content=bytes(2**21))
         assert refused.status_code == 429 and refused.json()["error"]["code"] == "memory_full" and refused.headers["Retry-After"]
-    wait_until(lambda: metric(server, "detrt_held_body_bytes") == 0)
+    wait_until(lambda: server.metric("detrt_held_body_bytes") == 0)
 
 
 def hammer(server: Server, stop: threading.Event, results: list) -> None:
@@ -279,7 +274,7 @@ def test_killed_workers_lose_nothing(model):
             wait_until(lambda seen=seen: len(results) > seen + 50)
             victim = server.workers()[0]
             victim.kill()
-            wait_until(lambda: metric(server, "detrt_workers_ready") == 2, 60)
+            wait_until(lambda: server.metric("detrt_workers_ready") == 2, 60)
         stop.set()
         for thread in threads:
             thread.join()
@@ -287,7 +282,7 @@ def test_killed_workers_lose_nothing(model):
         assert [r for _, r in results if isinstance(r, Exception)] == []
         assert {r.status_code for _, r in results} == {200}
         assert all(label_of(r) == name for name, r in results)
-        assert metric(server, "detrt_worker_restarts_total") == 2
+        assert server.metric("detrt_worker_restarts_total") == 2
         assert server.process.poll() is None
 
 
@@ -343,7 +338,7 @@ def test_sigterm_answers_what_was_accepted(model):
             ]
             for thread in threads:
                 thread.start()
-            wait_until(lambda: metric(server, "detrt_queue_images") + metric(server, "detrt_running_images") == len(results))
+            wait_until(lambda: server.metric("detrt_queue_images") + server.metric("detrt_running_images") == len(results))
             workers = server.workers()
             server.process.send_signal(signal.SIGTERM)
             wait_until(lambda: refuses_connections(server))
@@ -362,7 +357,7 @@ def test_sigterm_refuses_what_has_no_time_left(model):
             threads = [threading.Thread(target=lambda i=i: results.__setitem__(i, ask(server, "red"))) for i in range(3)]
             for thread in threads:
                 thread.start()
-            wait_until(lambda: metric(server, "detrt_queue_images") + metric(server, "detrt_running_images") == 3)
+            wait_until(lambda: server.metric("detrt_queue_images") + server.metric("detrt_running_images") == 3)
             server.process.send_signal(signal.SIGTERM)
             for thread in threads:
                 thread.join()
@@ -385,7 +380,7 @@ def test_a_worker_that_hangs_is_replaced(model):
         (hung,) = server.workers()
         assert ask(server, "red").status_code == 504
         wait_until(lambda: not hung.is_running() or hung.status() == "zombie", 30)
-        wait_until(lambda: metric(server, "detrt_workers_ready") == 1, 60)
+        wait_until(lambda: server.metric("detrt_workers_ready") == 1, 60)
         assert label_of(ask(server, "green")) == "green"
 
 

@@ -121,7 +121,7 @@ def test_memory_is_flat_over_twenty_thousand_requests(server):
     clients, marks = Clients(server, pause=0.0), []
     for _ in range(5):
         clients.run(mixed(4000))
-        wait_until(lambda: held(server) == 0, FREE_S)
+        wait_until(lambda: server.metric("detrt_running_images") == 0, FREE_S)
         marks.append(server.memory_mib())
     assert clients.wrong == [] and clients.statuses.total() == 20_000
     assert set(clients.statuses) == {200, 400} and clients.statuses[200] >= 0.9 * 20_000
@@ -174,12 +174,6 @@ def test_the_front_lives_within_a_limit_of_memory(tmp_path):
         assert httpx.post(f"{limited.address}/v1/detect", content=IMAGE, timeout=60).status_code == 200
 
 
-def held(server: Server) -> float:
-    """Images that workers have."""
-    text = httpx.get(f"{server.address}/metrics").text
-    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith("detrt_running_images"))
-
-
 @pytest.mark.parametrize(
     ("count", "largest"), [(500, 2 * MIB), pytest.param(50_000, 33 * MIB, marks=pytest.mark.slow)], ids=["some", "50000"]
 )
@@ -190,7 +184,7 @@ def test_random_bodies(server, count, largest):
         for first in range(0, count, PART):
             clients.run(bodies.request() for _ in range(min(PART, count - first)))
             # Every deadline has passed or is near: what nobody waits for any more must end.
-            wait_until(lambda: held(server) == 0, FREE_S)
+            wait_until(lambda: server.metric("detrt_running_images") == 0, FREE_S)
             start = time.monotonic()
             found = httpx.post(f"{server.address}/v1/detect?model=toy", content=IMAGE, timeout=60)
             assert found.status_code == 200 and time.monotonic() - start < FREE_S

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import torch
+from relative_norm import relative
 
 from detrt.backends.inductor.kernels import portable as windows_portable
 from detrt.backends.inductor.windows_triton import launch_windows
@@ -14,10 +15,6 @@ from detrt.models.ops.msda_launch import launch_msda
 from detrt.models.ops.msda_tiles import Tile
 
 LEVELS, POINTS = ((6, 9), (3, 5)), [3, 2]
-
-
-def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.double() - expected).norm() / expected.norm())
 
 
 def main() -> None:

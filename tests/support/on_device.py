@@ -11,18 +11,20 @@ torch = pytest.importorskip("torch")
 
 
 class OnDevice(OnnxSession):
-    """An ONNX session whose images go through the runner, with the CPU as the device."""
+    """An ONNX session on the CPU whose images go through the runner of a device, of the CPU by default."""
+
+    device = torch.device("cpu")
 
     @property
     def image_runner(self):
         if not hasattr(self, "_images"):
-            self._images = GpuRunner(self.spec, self.inputs, self.outputs, torch.device("cpu"), self._prepare)
+            self._images = GpuRunner(self.spec, self.inputs, self.outputs, self.device, self._prepare)
         return self._images
 
     def _prepare(self, inputs, finish):
         def step():
-            found = self.run({name: tensor.numpy() for name, tensor in inputs.items()})
-            return finish({name: torch.from_numpy(found[name]) for name in (info.name for info in self.outputs)})
+            found = self.run({name: tensor.cpu().numpy() for name, tensor in inputs.items()})
+            return finish({name: torch.from_numpy(found[name]).to(self.device) for name in (info.name for info in self.outputs)})
 
         results = step()
 

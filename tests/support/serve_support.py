@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -57,6 +58,11 @@ class Server:
 
     def workers(self) -> list[psutil.Process]:
         return [p for p in psutil.Process(self.process.pid).children() if "detrt.serve.worker" in _command_of(p)]
+
+    def metric(self, name: str) -> float:
+        """Sum of the lines of /metrics that begin with a name."""
+        text = urllib.request.urlopen(f"{self.address}/metrics", timeout=30).read().decode()
+        return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
 
     def memory_mib(self) -> float:
         """Resident memory of the server and its workers."""

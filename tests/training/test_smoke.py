@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from smoke_runs import run_smoke
 
-ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "training" / "train_demo_detector.py"
+SCRIPT = "train_demo_detector.py"
 
 pytestmark = pytest.mark.slow
 
@@ -22,14 +19,8 @@ def _needs() -> None:
         pytest.importorskip(package)
 
 
-def run_smoke(out: Path, *more: str, script: Path = SCRIPT) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, str(script), "--smoke", "--out", str(out), *more]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
-
-
 def test_smoke_run_leaves_a_loadable_model_and_a_record(tmp_path: Path) -> None:
-    done = run_smoke(tmp_path)
+    done = run_smoke(SCRIPT, tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     record = json.loads((tmp_path / "demo_detector.json").read_text(encoding="utf-8"))
     assert record["steps"] == 2
@@ -54,7 +45,7 @@ def test_the_mask_head_is_trained_on_a_detector_that_stays_as_it_is(tmp_path: Pa
 
     from detrt.models.load import EMBEDDED, load_source
 
-    done = run_smoke(tmp_path, script=ROOT / "training" / "train_demo_masks.py")
+    done = run_smoke("train_demo_masks.py", tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     record = json.loads((tmp_path / "demo_masks.json").read_text(encoding="utf-8"))
     assert record["steps"] == 2 and record["validation"]["ap"] > 0.5 and 0 <= record["validation"]["masks"]["ap"] <= 1
@@ -65,10 +56,10 @@ def test_the_mask_head_is_trained_on_a_detector_that_stays_as_it_is(tmp_path: Pa
 
 
 def test_a_finished_run_resumes_from_its_checkpoint_and_refuses_another_seed(tmp_path: Path) -> None:
-    assert run_smoke(tmp_path).returncode == 0
-    again = run_smoke(tmp_path)
+    assert run_smoke(SCRIPT, tmp_path).returncode == 0
+    again = run_smoke(SCRIPT, tmp_path)
     assert again.returncode == 0, again.stderr[-2000:]
     assert "resumed at step 2" in again.stdout
-    other = run_smoke(tmp_path, "--seed", "1")
+    other = run_smoke(SCRIPT, tmp_path, "--seed", "1")
     assert other.returncode != 0
     assert "give the same arguments or another --checkpoint" in other.stderr

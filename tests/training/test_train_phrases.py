@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from smoke_runs import run_smoke
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", reason="needs the 'export' extra")
@@ -241,19 +240,7 @@ def test_embedded_phrases_loads_as_any_folder():
 def test_smoke_run_leaves_a_loadable_model_a_record_and_resumes(tmp_path):
     pytest.importorskip("pycocotools")
 
-    def run(*more):
-        environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
-        command = [
-            sys.executable,
-            str(ROOT / "training" / "train_phrases.py"),
-            "--smoke",
-            "--out",
-            str(tmp_path),
-            *more,
-        ]
-        return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-
-    done = run()
+    done = run_smoke("train_phrases.py", tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     record = json.loads((tmp_path / "demo_phrases.json").read_text("utf-8"))
     assert record["steps"] == 2 and [point["step"] for point in record["loss_curve"]] == [1, 2]
@@ -263,7 +250,7 @@ def test_smoke_run_leaves_a_loadable_model_a_record_and_resumes(tmp_path):
     from detrt.models.load import load_source
 
     assert load_source(str(tmp_path / "model")).spec.text is not None
-    again = run("--steps", "3")
+    again = run_smoke("train_phrases.py", tmp_path, "--steps", "3")
     assert again.returncode == 0 and "resumed at step 2" in again.stdout, again.stderr[-2000:]
-    other = run("--seed", "1")
+    other = run_smoke("train_phrases.py", tmp_path, "--seed", "1")
     assert other.returncode != 0 and "give the same arguments or another --checkpoint" in other.stderr

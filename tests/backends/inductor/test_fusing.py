@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from interpreted import run_interpreted
+from relative_norm import relative
 
 from detrt.backends.inductor import convolving
 from detrt.backends.inductor.attention import fuse_plain_attention
@@ -38,10 +39,6 @@ def graph_of(module, *inputs):
 
 def targets(graph):
     return [node.target for node in graph.graph.nodes if node.op == "call_function"]
-
-
-def relative(a, b):
-    return float((a.double() - b.double()).norm() / b.double().norm())
 
 
 def test_fills_of_fixed_size_are_constants():

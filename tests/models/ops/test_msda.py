@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the 'export' extra")
 
 from interpreted import run_interpreted
+from relative_norm import relative
 
 from detrt.models.ops import install, ms_deform_attn, ms_deform_attn_fused, triton_available
 from detrt.models.ops import msda as portable
@@ -38,10 +39,6 @@ def fused_tensors(sides=4, levels=1, **choices):
     logits = 3 * torch.randn(locations.shape[:-1], generator=generator)
     references = torch.rand(value.shape[0], locations.shape[1], levels, sides, generator=generator)
     return value, shapes, references, offsets, logits
-
-
-def relative(found, expected) -> float:
-    return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 
 @pytest.mark.parametrize("discrete", [False, True])
