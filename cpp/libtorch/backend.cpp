@@ -14,6 +14,8 @@ namespace detrt {
 namespace {
 
 constexpr const char* kind = "inductor";
+constexpr const char* build_for_gpu = "; build one with: detrt build MODEL -o BUNDLE --target inductor --device cuda --form aoti";
+constexpr const char* build_for_cpu = "; build one with: detrt build MODEL -o BUNDLE --target inductor";
 
 // The facts of a package say what it was compiled for: no compute capability means the CPU. Without facts its name
 // does.
@@ -50,7 +52,7 @@ std::optional<BundleFile> choose(const Bundle& bundle, const SessionOptions& opt
     return std::nullopt;
   std::vector<BundleFile> files = bundle.of_kind(kind);
   if (files.empty()) {
-    why = "the bundle has no compiled package";
+    why = std::string("the bundle has no compiled package") + build_for_cpu + "; for a GPU with --device cuda --form aoti";
     return std::nullopt;
   }
   if (bundle.spec().text) {
@@ -82,7 +84,7 @@ std::optional<BundleFile> choose(const Bundle& bundle, const SessionOptions& opt
   const std::optional<int> device = device_number(options.device);
   const int gpus = libtorch::gpu_count();
   if (device && *device >= gpus && *device >= 0) {
-    why = "PyTorch sees " + std::to_string(gpus) + " GPUs here; got device " + options.device;
+    why = "PyTorch sees " + std::to_string(gpus) + " GPUs here; got device " + options.device + "; run it with --device cpu";
     return std::nullopt;
   }
   if (device != -1 && gpus > 0) {
@@ -92,18 +94,18 @@ std::optional<BundleFile> choose(const Bundle& bundle, const SessionOptions& opt
       if (for_gpu(file) && (has == 0 || built.empty() || std::find(built.begin(), built.end(), has) != built.end()))
         return file;
       if (for_gpu(file))
-        why = "the package is for " + capabilities(file) + ", this GPU has SM " + std::to_string(has);
+        why = "the package is for " + capabilities(file) + ", this GPU has SM " + std::to_string(has) + build_for_gpu;
     }
     if (device) {
       if (why.empty())
-        why = "the bundle has no package for a GPU";
+        why = std::string("the bundle has no package for a GPU") + build_for_gpu;
       return std::nullopt;
     }
   }
   for (const BundleFile& file : files)
     if (!for_gpu(file))
       return file;
-  why = "the package is for " + capabilities(files.front()) + ", and PyTorch sees no GPU here";
+  why = "the package is for " + capabilities(files.front()) + ", and PyTorch sees no GPU here" + build_for_cpu;
   return std::nullopt;
 }
 
@@ -202,10 +204,7 @@ std::unique_ptr<Session> open(const Bundle& bundle, const BundleFile& file, cons
 } // namespace
 
 const Backend& libtorch_backend() {
-  static const Backend row{
-      "libtorch",
-      "build one with: detrt build MODEL -o BUNDLE --target inductor; for a GPU with --device cuda --form aoti", choose,
-      open};
+  static const Backend row{"libtorch", choose, open};
   return row;
 }
 

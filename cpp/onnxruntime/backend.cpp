@@ -196,7 +196,7 @@ std::optional<BundleFile> choose(const Bundle& bundle, const SessionOptions& opt
   device_number(options.device); // refuses what is none
   const std::vector<BundleFile> files = bundle.of_kind("onnx");
   if (files.empty()) {
-    why = "the bundle has no ONNX file";
+    why = "the bundle has no ONNX file, which every bundle of detrt build has; build it again";
     return std::nullopt;
   }
   return files.front();
@@ -209,7 +209,7 @@ std::unique_ptr<Session> open(const Bundle& bundle, const BundleFile& file, cons
 } // namespace
 
 const Backend& onnxruntime_backend() {
-  static const Backend row{"onnxruntime", "every bundle of detrt build has a model.onnx", choose, open};
+  static const Backend row{"onnxruntime", choose, open};
   return row;
 }
 

@@ -203,7 +203,7 @@ std::optional<BundleFile> choose(const Bundle& bundle, const SessionOptions& opt
     return std::nullopt;
   const std::vector<BundleFile> files = bundle.of_kind("openvino");
   if (files.empty()) {
-    why = "the bundle has no OpenVINO model";
+    why = "the bundle has no OpenVINO model; build one with: detrt build MODEL -o BUNDLE --target openvino";
     return std::nullopt;
   }
   if (device_name(options.device).empty()) {
@@ -220,7 +220,7 @@ std::unique_ptr<Session> open(const Bundle& bundle, const BundleFile& file, cons
 } // namespace
 
 const Backend& openvino_backend() {
-  static const Backend row{"openvino", "build one with: detrt build MODEL -o BUNDLE --target openvino", choose, open};
+  static const Backend row{"openvino", choose, open};
   return row;
 }
 

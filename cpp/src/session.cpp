@@ -71,7 +71,7 @@ std::optional<int> device_number(const std::string& device) {
 bool has_tensorrt_choices(const SessionOptions& options, std::string& why) {
   const bool has = !options.plugins.empty() || options.cuda_graph || options.contexts != 1;
   if (has)
-    why = "plugins, CUDA graphs and contexts are choices for the tensorrt backend";
+    why = "plugins, CUDA graphs and contexts are choices for the tensorrt backend; leave them out";
   return has;
 }
 
@@ -109,7 +109,7 @@ std::unique_ptr<Session> open_session(const Bundle& bundle, const SessionOptions
     std::string why;
     if (const std::optional<BundleFile> file = backend.choose(bundle, options, why))
       return backend.open(bundle, *file, options);
-    reasons.push_back(std::string(backend.name) + ": " + why + " (" + backend.needs + ")");
+    reasons.push_back(std::string(backend.name) + ": " + why);
   }
   if (options.backend != "auto" && reasons.empty())
     throw Error(ErrorKind::usage, "this libdetrt has no backend '" + options.backend +

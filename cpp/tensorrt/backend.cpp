@@ -15,7 +15,8 @@ std::optional<BundleFile> choose(const Bundle& bundle, const SessionOptions& opt
   }
   const std::vector<BundleFile> files = bundle.of_kind("engine");
   if (files.empty())
-    why = "the bundle has no engine";
+    why = DETRT_IS_RTX ? "the bundle has no engine; build one with: detrt build MODEL -o BUNDLE --target tensorrt-rtx --sm NN"
+                       : "the bundle has no engine; build one on the GPU with: detrt build MODEL -o BUNDLE --target tensorrt";
   std::string reasons;
   for (const BundleFile& file : files) {
     const std::string reason = tensorrt::refusal(file, *device);
@@ -37,10 +38,7 @@ std::unique_ptr<Session> open(const Bundle& bundle, const BundleFile& file, cons
 } // namespace
 
 const Backend& tensorrt_backend() {
-  static const Backend row{"tensorrt",
-                           DETRT_IS_RTX ? "build one with: detrt build MODEL -o BUNDLE --target tensorrt-rtx --sm NN"
-                                        : "build one on the GPU with: detrt build MODEL -o BUNDLE --target tensorrt",
-                           choose, open};
+  static const Backend row{"tensorrt", choose, open};
   return row;
 }
 

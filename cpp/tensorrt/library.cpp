@@ -4,45 +4,20 @@
 #include <cstring>
 #include <fstream>
 #include <set>
-#include <sstream>
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
 #include "detrt/error.hpp"
 #include "detrt/session.hpp"
+#include "engine_fit.hpp"
 
 namespace detrt::tensorrt {
 namespace {
 
 constexpr std::size_t kept_lines = 200;
 
-// "10.13.3.9.post1" -> {10, 13, 3, 9}: the leading numbers.
-std::vector<int> version_numbers(const std::string& version) {
-  std::vector<int> numbers;
-  std::istringstream parts(version);
-  for (std::string part; std::getline(parts, part, '.');) {
-    if (part.empty() || part.size() > 6 || part.find_first_not_of("0123456789") != std::string::npos)
-      break;
-    numbers.push_back(std::stoi(part));
-  }
-  return numbers;
-}
-
-std::string joined(const std::vector<int>& numbers) {
-  std::string text;
-  for (const int number : numbers)
-    text += (text.empty() ? "" : ", ") + std::to_string(number);
-  return text.empty() ? "(none)" : text;
-}
-
 } // namespace
-
-bool same_version(const std::string& a, const std::string& b) {
-  const std::vector<int> x = version_numbers(a), y = version_numbers(b);
-  const std::size_t length = std::min(x.size(), y.size());
-  return a == b || (length >= 3 && std::equal(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(length), y.begin()));
-}
 
 #if DETRT_IS_TENSORRT_8
 
@@ -132,13 +107,10 @@ std::string refusal(const BundleFile& file, int device) {
     return "'" + file.path + "' has no facts in detrt.json; build the bundle again with detrt build";
   const EngineFacts& facts = *file.engine;
   if (facts.target != target)
-    return "'" + file.path + "' was built for the target " + facts.target + ", this libdetrt is linked with " +
-           library_name;
-  const std::string version = library_version();
-  const bool newer = facts.version_compatible && version_numbers(version) >= version_numbers(facts.runtime_version);
-  if (!newer && !same_version(facts.runtime_version, version))
-    return "'" + file.path + "' was built with " + library_name + " " + facts.runtime_version +
-           (facts.version_compatible ? " and runs on it and newer ones; this is " : " and runs only on it; this is ") + version + ": install that version, or build the engine again";
+    return "'" + file.path + "' was built for the target " + facts.target + ", this libdetrt is linked with " + library_name +
+           "; build one with: detrt build MODEL -o BUNDLE --target " + target;
+  if (const std::string why = version_refusal(file, library_version()); !why.empty())
+    return why;
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status != cudaSuccess || count == 0) {
@@ -154,14 +126,7 @@ std::string refusal(const BundleFile& file, int device) {
   cudaDeviceProp gpu{};
   if (const cudaError_t asked = cudaGetDeviceProperties(&gpu, device); asked != cudaSuccess)
     return std::string("device cuda:") + std::to_string(device) + " does not answer: " + cudaGetErrorString(asked);
-  const int capability = 10 * gpu.major + gpu.minor;
-  const std::vector<int>& built = facts.compute_capabilities;
-  const bool later = facts.hardware_compatibility == "ampere_plus" && capability >= 80;
-  if (!later && std::find(built.begin(), built.end(), capability) == built.end())
-    return "'" + file.path + "' was built for compute capability " + joined(built) + "; this GPU, " + gpu.name +
-           ", has " + std::to_string(capability) + ": build an engine for it" +
-           (DETRT_IS_RTX ? " with --sm " + std::to_string(capability) : " on it");
-  return "";
+  return gpu_refusal(file, 10 * gpu.major + gpu.minor, gpu.name);
 }
 
 void load_plugins(const std::vector<std::string>& paths) {

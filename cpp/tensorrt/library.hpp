@@ -40,9 +40,6 @@ inline constexpr const char* library_name = DETRT_IS_RTX ? "TensorRT-RTX" : "Ten
 // "10.13.3.9": of the library that was loaded, not of the headers.
 std::string library_version();
 
-// Whether two texts name one release as far as both go: "10.3.0" of the Python package is "10.3.0.26" of the library.
-bool same_version(const std::string& a, const std::string& b);
-
 // Keeps the errors and warnings of TensorRT. Its logger is global: one for the process.
 class Logger final : public nvinfer1::ILogger {
 public:

@@ -4,6 +4,7 @@
 
 #include "detrt/bundle.hpp"
 #include "detrt/spec.hpp"
+#include "engine_fit.hpp"
 #include "kernel_file.hpp"
 #include "support.hpp"
 
@@ -281,4 +282,17 @@ TEST_CASE("compiled kernels lie where Python keeps them") {
   }
   ::unsetenv("DETRT_RUNTIME_CACHE");
   CHECK(std::distance(std::filesystem::directory_iterator(kept), {}) == 2); // nothing unfinished
+}
+
+TEST_CASE("an engine is refused by the rule of Python, in its words") {
+  for (const Json& row : read_cases("engine_refusals.json")) {
+    CAPTURE(row.dump());
+    Json data = good_bundle(), facts = row.at("facts");
+    facts.update({{"precision", "fp32"}, {"profile", Json::object()}});
+    data["files"][0].update({{"path", "model.engine"}, {"engine", facts}});
+    const detrt::BundleFile engine = detrt::Bundle::parse(data.dump(), "b").files().front();
+    const std::string old = detrt::version_refusal(engine, row.at("installed").get<std::string>());
+    const std::string other = detrt::gpu_refusal(engine, row.at("capability").get<int>(), row.at("gpu").get<std::string>());
+    CHECK((old.empty() ? other : old) == row.at("message").get<std::string>());
+  }
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -114,6 +115,7 @@ def refused(program, photos, cases):
         done = run(program, arguments[0], photos[0], *arguments[1:])
         assert done.returncode == 2 and message in done.stderr and not done.stdout, (arguments, done.stderr, done.returncode)
         assert len(done.stderr.splitlines()) == 1, done.stderr
+        assert len(re.findall("[bB]uild it|detrt build MODEL|compile it", done.stderr)) <= 1, done.stderr  # one next step
 
 
 def test_bad_input_is_a_message(build, sanitized, bundle, photos, tmp_path):

@@ -81,8 +81,7 @@ bool has_tensorrt_choices(const SessionOptions& options, std::string& why);
 // A backend. Each is one row in src/backends.cpp, selected when libdetrt is built.
 struct Backend {
   const char* name;  // "libtorch", "tensorrt"
-  const char* needs; // the file that a bundle needs, and how to build it
-  // The file of the bundle to run on this machine and device; nullopt with the reason in `why`.
+  // The file of the bundle to run on this machine and device; nullopt with the reason and the next step in `why`.
   std::optional<BundleFile> (*choose)(const Bundle& bundle, const SessionOptions& options, std::string& why);
   // Opens that file, whose digest has been checked. Throws Error.
   std::unique_ptr<Session> (*open)(const Bundle& bundle, const BundleFile& file, const SessionOptions& options);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -58,7 +59,7 @@ class SessionOptions:
 class FileSearch:
     """The search for a file of a bundle that runs here.
 
-    reasons: why files that were tried do not run. note: what is said about the session that opens, whichever it is. open_graph: opens
+    reasons: why files that were tried do not run, each with its next step. note: what is said about the session that opens, whichever it is. open_graph: opens
     the ONNX graph of the bundle on the CPU, rounded as it says.
     """
 
@@ -72,6 +73,14 @@ class FileSearch:
         """Keep why a file does not run here, with its name."""
         text = str(error)
         self.reasons.append(text if entry.path in text else f"{entry.path}: {text}")
+
+    @property
+    def why(self) -> str:
+        """The reasons in one text; a next step that all end with stands there once."""
+        first, *others = self.reasons or [""]
+        ends = [first[found.start() :] for found in re.finditer(r"[;.] ", first)] if others else []
+        end = next((one for one in ends if all(reason.endswith(one) for reason in others)), "")
+        return "; ".join(reason.removesuffix(end) for reason in self.reasons) + end
 
 
 class Parts(Protocol):

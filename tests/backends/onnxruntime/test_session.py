@@ -15,6 +15,7 @@ from detrt import files
 from detrt.backends.base import Session
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.open import kind_of, open_session
+from detrt.backends.search import FileSearch, SessionOptions
 from detrt.backends.tensorrt import opening as sessions
 from detrt.bundle import Bundle, BundleFile, EngineFacts, Provenance
 from detrt.detector import Detector
@@ -277,6 +278,26 @@ def test_an_engine_that_cannot_run_is_not_built_again(bundle, monkeypatch):
     with pytest.raises(EngineError, match=r"can run here: .*cuda-python.*pip install") as caught:
         open_session(bundle("onnx", "engine"), backend="tensorrt")
     assert "Build one with" not in str(caught.value)
+
+
+def test_a_next_step_of_several_files_is_said_once(bundle):
+    search = FileSearch(Bundle.open(bundle("onnx", "engine")), SessionOptions(), lambda: pytest.fail("the graph is not opened"))
+    assert search.why == ""
+    step = "; this is 1.7.1. Install that version, or build it again"
+    for name in ("a", "b"):
+        search.reject(search.bundle.files[1], EngineError(f"'{name}' is of 1.6.1{step}"))
+        search.reject(search.bundle.files[1], EngineError(f"'{name}' is of 1.5.0{step}"))
+    assert search.why == "; ".join(f"model.engine: '{n}' is of {v}" for n in "ab" for v in ("1.6.1", "1.5.0")) + step
+    search.reject(search.bundle.files[1], EngineError("there is no GPU"))
+    assert search.why.count(step) == 4 and search.why.endswith("there is no GPU")
+
+
+def test_what_does_not_run_says_one_next_step(bundle):
+    """For each kind of file that a bundle may hold: what is built again is named once."""
+    for name, count in (("tensorrt", 1), ("inductor", 1), ("openvino", 1)):
+        with pytest.raises(EngineError) as caught:
+            open_session(bundle("onnx"), backend=name)
+        assert str(caught.value).count("uild one with") == count
 
 
 def test_one_device_means_the_same_for_every_kind(bundle):

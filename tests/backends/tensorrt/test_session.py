@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
 import shutil
 import tempfile
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +22,8 @@ from detrt.backends.base import Session
 from detrt.backends.open import open_session
 from detrt.backends.tensorrt import TensorRTSession
 from detrt.backends.tensorrt.session import default_runtime_cache
-from detrt.bundle import EngineFacts
+from detrt.bundle import EngineFacts, read_sidecar
+from detrt.cli.spellings import spelled
 from detrt.errors import EngineError, MissingPackageError, SessionError, SpecError
 from detrt.models import trust
 from detrt.spec import DecodeSpec, InputSpec, ModelSpec, TensorInfo
@@ -288,7 +291,7 @@ def test_comparisons_wait_for_all_kernels(tmp_path, monkeypatch):
 
     chosen = []
 
-    def opened(path, **options):
+    def opened(path, *of_bundle, **options):
         chosen.append(options["specialization"])
         return open_fake(path, **options)[0]
 
@@ -373,10 +376,32 @@ def test_kernels_with_tf32_have_a_file_of_their_own(tmp_path, monkeypatch):
         assert len(list((tmp_path / "kernels").iterdir())) == count
 
 
-CASES = json.loads((Path(__file__).parents[2] / "data" / "kernel_files.json").read_text("utf-8"))["cases"]
+def cases(name):
+    return json.loads((Path(__file__).parents[2] / "data" / name).read_text("utf-8"))["cases"]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["gpu"])
+@pytest.mark.parametrize("case", cases("engine_refusals.json"), ids=lambda case: case["message"][:70] or "runs")
+def test_an_engine_is_refused_by_the_rule_of_libdetrt_in_its_words(tmp_path, monkeypatch, case):
+    facts = case["facts"]
+    engine = write(tmp_path, **facts)
+    cuda = FakeCuda(case["capability"])
+    monkeypatch.setattr(cuda, "device_name", lambda device: case["gpu"])
+    error = contextlib.nullcontext() if not case["message"] else pytest.raises(EngineError)
+    with trust.allowing(True), error as caught:  # engines that bring code of their own
+        open_fake(engine, facts["target"], cuda=cuda, version=case["installed"])[0].close()
+    if case["message"]:
+        assert spelled(str(caught.value)).replace(str(engine), "model.engine") == case["message"]
+
+
+def test_facts_of_a_bundle_are_those_of_its_manifest(tmp_path):
+    """As in libdetrt, which reads no sidecars."""
+    engine = write(tmp_path)
+    facts = replace(read_sidecar(engine)[1], runtime_version="1.6.1.120")
+    with pytest.raises(EngineError, match="built with TensorRT-RTX 1.6.1.120 and runs only on it"):
+        open_fake(engine, spec=SPEC, facts=facts)
+
+
+@pytest.mark.parametrize("case", cases("kernel_files.json"), ids=lambda case: case["gpu"])
 def test_kernels_have_the_name_that_libdetrt_gives_them(tmp_path, monkeypatch, case):
     monkeypatch.setenv("DETRT_RUNTIME_CACHE", str(tmp_path))
     facts = EngineFacts(target="tensorrt-rtx", compute_capabilities=(89,), precision="fp32", profile={}, **case["facts"])

@@ -44,10 +44,9 @@ class PackageOpener(Opener):
         return SizedSession(opened) if len(opened) > 1 else opened[0], entries[0]
 
     def refusal(self, search: FileSearch) -> DetrtError:
-        folder, why = search.bundle.folder, "; ".join(search.reasons) or "it holds none"
-        return EngineError(
-            f"no compiled package of the bundle '{folder}' can run here: {why}. Build one with: `build({folder}, targets=inductor)`"
-        )
+        folder = search.bundle.folder
+        none = f"it holds none. Build one with: `build({folder}, targets=inductor)`"
+        return EngineError(f"no compiled package of the bundle '{folder}' can run here: {search.why or none}")
 
 
 OPENER = PackageOpener()

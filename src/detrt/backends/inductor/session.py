@@ -216,7 +216,9 @@ def _device(torch: Any, kind: str, requested: str | None, name: str) -> Any:
         )
     if kind == "cuda":
         if not torch.cuda.is_available():
-            raise EngineError(f"'{name}' was compiled for a GPU, and PyTorch sees no CUDA device here")
+            raise EngineError(
+                f"'{name}' was compiled for a GPU, and PyTorch sees no CUDA device here; build another with: `build(device=cpu)`"
+            )
         if (device.index or 0) >= torch.cuda.device_count():
             raise SessionError(f"`device={requested}`: there are {torch.cuda.device_count()} GPUs here, from cuda:0")
     return device

@@ -74,9 +74,8 @@ class OnnxOpener(GraphOpener):
                 f"'{bundle.folder}' cannot run on {provider}: {'; '.join([*search.reasons, str(error)])}"
             ) from None
         if search.reasons:
-            reasons = "; ".join(search.reasons)
             session.add_note(
-                f"running the ONNX file with ONNX Runtime, because nothing else of the bundle can run here: {reasons}"
+                f"running the ONNX file with ONNX Runtime, because nothing else of the bundle can run here: {search.why}"
             )
         return session, graphs[0]
 
@@ -86,8 +85,8 @@ class OnnxOpener(GraphOpener):
         return OnnxSession(path, detector.spec, provider=provider_of(options), threads=options.threads), ""
 
     def refusal(self, search: FileSearch) -> DetrtError:
-        why = f" ({'; '.join(search.reasons)})" if search.reasons else ""
-        return SessionError(f"the bundle '{search.bundle.folder}' has no ONNX file to fall back to{why}; build it again")
+        why = f", and nothing else of it can run here: {search.why}" if search.reasons else "; build it again"
+        return SessionError(f"the bundle '{search.bundle.folder}' has no ONNX file{why}")
 
 
 def provider_of(options: SessionOptions) -> str:

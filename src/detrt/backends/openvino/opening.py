@@ -53,7 +53,7 @@ class OpenVinoOpener(Opener):
 
     def refusal(self, search: FileSearch) -> DetrtError:
         folder = search.bundle.folder
-        why = "; ".join(search.reasons) or f"it holds none. Build one with: `build({folder}, targets=openvino)`"
+        why = search.why or f"it holds none. Build one with: `build({folder}, targets=openvino)`"
         return EngineError(f"no OpenVINO model of the bundle '{folder}' can run here: {why}")
 
 

@@ -7,18 +7,27 @@ from pathlib import Path
 
 from ...bundle import BundleFile, EngineFacts
 from ...errors import DetrtError, EngineError, MissingPackageError, SessionError
+from ...spec import ModelSpec
 from ...system import CPU
 from ..base import BaseSession
 from ..search import FileSearch, Opener, Parts, SessionOptions
 from .first_opening import check_first_opening
 
 
-def open_engine(path: Path, device: str | None = None, *, eager_kernels: bool = False, keep_kernels: bool = True) -> BaseSession:
-    """An engine alone, without the text encoder and the tokenizer of a model that takes a prompt."""
+def open_engine(
+    path: Path,
+    device: str | None = None,
+    *,
+    spec: ModelSpec | None = None,
+    facts: EngineFacts | None = None,
+    eager_kernels: bool = False,
+    keep_kernels: bool = True,
+) -> BaseSession:
+    """An engine alone, without the text encoder and the tokenizer of a model that takes a prompt. spec, facts: of its bundle."""
     from .session import TensorRTSession
 
     specialization = "eager" if eager_kernels else "lazy"
-    return TensorRTSession(path, device=device or "cuda:0", specialization=specialization, keep_kernels=keep_kernels)
+    return TensorRTSession(path, spec, facts, device=device or "cuda:0", specialization=specialization, keep_kernels=keep_kernels)
 
 
 class EngineOpener(Opener):
@@ -37,33 +46,34 @@ class EngineOpener(Opener):
         for entry in search.bundle.of_kind("engine"):
             path = search.bundle.checked_path(entry)
             try:
-                return open_engine(path, options.device, eager_kernels=options.eager_kernels), entry
+                session = open_engine(
+                    path, options.device, spec=search.bundle.spec, facts=entry.engine, eager_kernels=options.eager_kernels
+                )
+                return session, entry
             except (EngineError, MissingPackageError, SessionError) as error:
                 search.reject(entry, error)
         return None
 
     def open_text_encoder(self, parts: Parts, detector: BaseSession, options: SessionOptions) -> tuple[BaseSession | None, str]:
-        engines, why = parts.of_kind("text-engine"), "there is none for the same target and GPUs"
+        engines = parts.of_kind("text-engine")
+        why = "there is none for the same target and GPUs; build one with: detrt build"
         for one in engines:
             if one.engine is not None and not _same_machine(one.engine, detector.info.facts):
                 continue
             path = parts.checked_path(one)
             try:
-                return open_engine(path, options.device), ""
+                return open_engine(path, options.device, spec=detector.spec, facts=one.engine), ""
             except (EngineError, MissingPackageError, SessionError) as error:
                 why = f"{one.path}: {error}"
         # Where there is none, TensorRT could not build it, which `build` said.
         if options.backend != "auto" and engines:
-            raise EngineError(
-                f"no engine of the text encoder in '{parts.folder}' can run here: {why}. Build it with: detrt build"
-            )
+            raise EngineError(f"no engine of the text encoder in '{parts.folder}' can run here: {why}")
         return None, f"the text encoder runs with ONNX Runtime, because no engine of it can run here: {why}"
 
     def refusal(self, search: FileSearch) -> DetrtError:
         folder = search.bundle.folder
-        # What keeps an engine from running says what to do.
         none = f"it holds no engine. Build one with: `build({folder}, targets=tensorrt)`, or tensorrt-rtx"
-        return EngineError(f"no engine of the bundle '{folder}' can run here: {'; '.join(search.reasons) or none}")
+        return EngineError(f"no engine of the bundle '{folder}' can run here: {search.why or none}")
 
     def check(self, search: FileSearch, session: BaseSession, entry: BundleFile) -> None:
         check_first_opening(session, search.bundle, entry, search.open_graph)

@@ -24,7 +24,7 @@ from ... import files
 from ...bundle import EngineFacts, read_sidecar
 from ...errors import EngineError, OutputError, SessionError, check_one_of
 from ...models import trust
-from ...spec import TensorInfo
+from ...spec import ModelSpec, TensorInfo
 from ..base import BaseSession, Choices, Feeds, Outputs, SessionInfo, check_feeds, check_spec
 from ..gpu.staging import COPY_THREADS
 from . import diagnose as explain
@@ -67,7 +67,7 @@ class _Plan:
 class TensorRTSession(BaseSession):
     """A Session over an engine file and its sidecar.
 
-    engine: the file; `<engine>.json` must lie beside it.
+    engine: the file; `<engine>.json` must lie beside it where `spec` and `facts`, those of its bundle, are not given.
     device: "cuda", "cuda:1" or the index.
     cuda_graph: replay each combination of input shapes as one CUDA graph, from its third run on. With
         TensorRT-RTX the library records the graphs itself.
@@ -90,6 +90,8 @@ class TensorRTSession(BaseSession):
     def __init__(
         self,
         engine: str | os.PathLike,
+        spec: ModelSpec | None = None,
+        facts: EngineFacts | None = None,
         *,
         device: str | int = "cuda:0",
         cuda_graph: bool = True,
@@ -107,7 +109,9 @@ class TensorRTSession(BaseSession):
         self._lock = threading.RLock()
         self._closing = contextlib.ExitStack()
         self._device = device_index(device)
-        self.spec, self.facts = read_sidecar(self.path)
+        if spec is None or facts is None:
+            spec, facts = read_sidecar(self.path)
+        self.spec, self.facts = spec, facts
         target = check_target(self.path, self.facts)
         if runtime_cache is not None and target != "tensorrt-rtx":
             raise EngineError("runtime_cache is for tensorrt-rtx engines; leave it out for this one")
@@ -657,7 +661,8 @@ def default_runtime_cache(path: Path, facts: EngineFacts, gpu_name: str) -> Path
     return folder / f"{hashlib.sha256(compiled_by.encode()).hexdigest()[:16]}-{path.stat().st_size}-{gpu}.rtxcache"
 
 
-# What must be true before an engine is handed to TensorRT, and the reason when it is not.
+# What must be true before an engine is handed to TensorRT, and the reason when it is not. cpp/src/engine_fit.cpp has the same rule for
+# libdetrt, in the same words.
 _REBUILD = "build the engine again here: `build(MODEL, output=OUT)`"
 
 
@@ -710,14 +715,14 @@ def check_gpu(engine: Path, facts: EngineFacts, capability: int, gpu_name: str) 
     if facts.options.get("hardware_compatibility") == "ampere_plus" and capability >= 80:
         return
     if facts.target != "tensorrt-rtx":
-        todo = "Build the engine again on this GPU"
+        todo = "on this GPU"
     elif capability in RTX_SMS:
-        todo = f"Build the engine again for it with `sms={capability}`"
+        todo = f"for it with `sms={capability}`"
     else:
-        todo = "TensorRT-RTX does not know this GPU: build an engine on it with `targets=tensorrt`"
+        todo = "on it with `sms=current`, which TensorRT-RTX may refuse, or with `targets=tensorrt`"
     raise EngineError(
         f"'{engine}' was built for compute capability {', '.join(map(str, allowed)) or '(none)'}; this "
-        f"GPU, {gpu_name}, has {capability}. {todo}, or run the ONNX file: `backend=onnxruntime`"
+        f"GPU, {gpu_name}, has {capability}. Build the engine again {todo}, or run the ONNX file: `backend=onnxruntime`"
     )
 
 

@@ -307,8 +307,8 @@ def _sms(trt: Trt, config: EngineConfig) -> tuple[int, ...]:
     if config.sms[0] not in RTX_SMS:
         try:
             here = _sms_of_this_gpu()
-        except DetrtError as error:
-            here, reason = (), str(error)
+        except DetrtError:  # whose next step is for those who run engines
+            here, reason = (), "none can be used here"
         else:
             reason = f"this one has {here[0]}"
         if here != config.sms:
