@@ -48,6 +48,9 @@ def test_known_faults_of_a_version():
     assert faults("10.4.0", family="deimv2") and not faults("10.5.0", family="deimv2")
     assert faults("10.16.1", sm=120, precisions={"fp16"}) and not faults("10.16.1", sm=89, precisions={"fp16"})
     assert faults("10.11.0", sm=89, layers=(), largest_batch=2) and not faults("10.11.0", sm=89, layers=(), largest_batch=1)
+    assert faults("11.2.1", family="dino", sm=120, precisions={"bf16"}) and not faults(
+        "11.2.1", family="dino", sm=120, precisions={"fp16"}
+    )
     (told,) = check_faults(faults("11.1.0", layers={"GRID_SAMPLE"}), "11.1.0")
     assert "GridSample" in told and "`msda=gather`" in told
     assert not faults("1.7.1", target="tensorrt-rtx", sm=89, layers={"GRID_SAMPLE"})

@@ -91,6 +91,10 @@ FAULTS: tuple[Fault, ...] = (
         sms=(120,), precisions=("fp16", "bf16"), layers=("SOFTMAX",),
     ),
     Fault(
+        "the builder crashes over an encoder with deformable attention in BF16", (11, 0), None, "warn", "`precision=fp16` or fp32",
+        "NVIDIA/TensorRT#4842", sms=(120,), precisions=("bf16",), families=SAMPLING_ENCODER,
+    ),
+    Fault(
         "fused attention, also in FP32", (10, 7), (10, 8), "warn", "another version of TensorRT", "NVIDIA/TensorRT#4333 #4328",
         sms=(89,), layers=("SOFTMAX",),
     ),
