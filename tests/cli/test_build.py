@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
-from cli_support import cli, place, snapshot, write_onnx  # noqa: F401 - fixtures
+from cli_support import cli, place, snapshot, write_images, write_onnx  # noqa: F401 - fixtures
 from engine_graphs import rtx
 from precision_graphs import SPEC as PIXELS
 from precision_graphs import pixel_model
@@ -22,16 +22,18 @@ from detrt import Bundle, graph
 from detrt.backends.building import Work
 from detrt.backends.engine_check import EngineCheck, EngineRow
 from detrt.backends.onnxruntime.session import run_graph
+from detrt.backends.shared import builds
 from detrt.backends.tensorrt import BuiltEngine, EngineConfig, building
 from detrt.backends.tensorrt import compare as engine_compare
 from detrt.backends.tensorrt.building import check_capability
 from detrt.backends.tensorrt.versions import row_of
 from detrt.bundle import EngineFacts, read_sidecar, write_sidecar
 from detrt.data.matching import gate_for
-from detrt.errors import EngineError
+from detrt.errors import DetrtError, EngineError
 from detrt.graph.lower_msda import sampled_sums
 from detrt.precision import PrecisionConfig
 from detrt.precision.apply import apply_precision
+from detrt.precision.config import PRECISIONS
 from detrt.spec import PIXEL_VALUES, Precision
 
 RTX_NAME = "model.tensorrt-rtx-sm89.engine"
@@ -588,3 +590,31 @@ def test_the_last_line_names_the_faster_target(cli, place, monkeypatch, works):
     assert "openvino" in {
         entry.kind for entry in cli("build", "model.onnx", "-o", "auto", "--target", "auto") and Bundle.open("auto").files
     }
+
+
+# What a target does not have; FP8 with TensorRT-RTX on the GPUs of its default `--sm`. All else is built, with images for what needs them.
+LACKING = {("inductor", "int8"), ("inductor", "fp8"), ("inductor", "auto"), ("tensorrt-rtx", "int8"), ("tensorrt-rtx", "fp8")}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("target", builds())
+def test_what_a_target_lacks_is_said_before_images_are_asked_for(target, precision, tmp_path, monkeypatch, cli):
+    pytest.importorskip("torch", reason="needs the 'export' extra")
+
+    def began(*args, **options):
+        raise DetrtError("the work began")
+
+    monkeypatch.setattr("detrt.pipeline._GraphWork.export", began)
+    images = write_images(tmp_path / "images")
+    needs_images = precision in ("int8", "fp8", "auto")
+    arguments = ["build", "embedded:shapes", "-o", tmp_path / "out", "--target", target, "--precision", precision]
+    arguments += ["--budget", "drift=0.1"] if precision == "auto" else []
+    without = cli(*arguments, code=2).err
+    given = cli(*arguments, "--calibration", images, code=2).err if needs_images else without
+    if "not installed" in without:
+        assert without == given and "--calibration" not in without
+    elif (target, precision) in LACKING:
+        assert without == given and precision.upper() in without.upper() and "--calibration" not in without
+    else:
+        assert "the work began" in given
+        assert ("--calibration" if needs_images else "the work began") in without

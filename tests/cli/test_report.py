@@ -204,6 +204,7 @@ def test_a_failure_leaves_a_row_and_the_others_go_on(monkeypatch, tmp_path, erro
         (["--target", "onnx", "--precisions", "fp32,fp32"], "--precisions has one of fp32, fp32 twice"),
         (["--target", "onnx", "--batches", "1,4,1"], "--batches has one of 1, 4, 1 twice"),
         (["--target", "onnx", "--precisions", "fp32,int8"], "int8 needs images like those of the deployment"),
+        (["--target", "tensorrt-rtx", "--precisions", "fp32,int8"], "TensorRT-RTX has INT8 for the weights of matmuls only"),
         (["--target", "onnx", "--batches", "0"], "--batches must be comma-separated integers above 0, such as 1,4,8; got '0'"),
         (["--target", "onnx", "--coco", "."], "annotations/instances_val2017.json and val2017/"),
         (["--target", "onnx", "--coco", ".", "--images", "."], "not both"),

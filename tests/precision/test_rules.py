@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import onnxruntime
@@ -326,7 +328,6 @@ def test_operations_are_counted_by_type():
     ("choices", "message"),
     [
         ({"precision": "half"}, "`precision` must be one of fp32, tf32"),
-        ({"precision": "int8"}, "needs images"),
         ({"precision": "auto", "calibration": "x"}, "needs `budget`"),
         ({"precision": "fp16", "budget": ("ap", 1.0)}, "belongs to `precision=auto`"),
         (
@@ -340,6 +341,17 @@ def test_operations_are_counted_by_type():
 def test_choices_are_refused_at_once(choices, message):
     with pytest.raises(GraphError, match=message):
         PrecisionConfig(**choices)
+
+
+@pytest.mark.parametrize(
+    ("precision", "message"), [("int8", "needs images"), ("fp8", "needs images"), ("auto", "needs `calibration"), ("fp16", "")]
+)
+def test_images_are_asked_for_where_they_are_needed(precision, message):
+    """By who knows what is built: `test_what_a_target_lacks_is_said_before_images_are_asked_for`."""
+    config = PrecisionConfig(precision, budget=("drift", 0.1) if precision == "auto" else None)
+    with pytest.raises(GraphError, match=message) if message else contextlib.nullcontext():
+        config.check_images()
+    replace(config, calibration="x").check_images()
 
 
 def test_budget_text():

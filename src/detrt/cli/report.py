@@ -10,13 +10,15 @@ from typing import Annotated, Any
 import typer
 
 from .. import files
-from ..backends.shared import builds
+from ..backends.building import BuildPlan
+from ..backends.shared import SharedOptions, builds, configs_of
 from ..backends.targets import GRAPH
 from ..bench.config import BenchConfig
 from ..data.arguments import INPUT_SIZE
 from ..data.datasets import load_dataset
 from ..data.images import expand_inputs
 from ..errors import DetrtError, check_one_of
+from ..models.contract import ExportConfig
 from ..models.load_options import LoadOptions
 from ..precision.config import PrecisionConfig
 from ..spec import comma_separated, parse_numbers
@@ -91,7 +93,7 @@ class ReportConfig:
             if len(set(values)) < len(values):
                 raise DetrtError(f"{name} has one of {', '.join(map(str, values))} twice; give each once")
         for name in self.precisions:
-            self.precision(name)
+            self.check(self.precision(name))
         if self.calibration is not None:
             expand_inputs([str(self.calibration)])  # now, rather than as the error of some rows
         if self.ground_truth is not None:
@@ -107,6 +109,13 @@ class ReportConfig:
         """How the graph gets a precision. Raises GraphError."""
         calibration = self.calibration if name in ("fp16", "int8", "fp8") else None
         return PrecisionConfig(precision=name, calibration=calibration, prompt=self.prompt if calibration else None)
+
+    def check(self, precision: PrecisionConfig) -> None:
+        """Raise DetrtError where the target does not have a precision, or images are missing for it."""
+        plan = BuildPlan("", ExportConfig(), precision, LoadOptions(), from_graph=False)
+        row, _ = builds()[self.target]
+        row.built_by().check(configs_of(SharedOptions((self.target,))), plan)
+        precision.check_images()
 
     def bench(self, batch: int, *, evaluated: bool) -> BenchConfig:
         """What is measured of one bundle."""

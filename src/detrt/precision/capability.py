@@ -7,13 +7,14 @@ from .config import PrecisionConfig
 
 
 def check_before(config: PrecisionConfig, *, alone: bool = False) -> list[str]:
-    """Check before minutes of work that the images exist; returns warnings.
+    """Check before minutes of work that images are named where they are needed, and exist; returns warnings.
 
     alone: whether nothing but the ONNX graph is built, which ONNX Runtime then has to run.
 
     Raises:
-        ImageError: no calibration images.
+        GraphError: none are named. ImageError: they are not there.
     """
+    config.check_images()
     if config.calibration is not None:
         from .calibrate import find_images
 

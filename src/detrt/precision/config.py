@@ -187,14 +187,19 @@ class PrecisionConfig:
             check_one_of("the kind of `budget`", kind, BUDGETS, GraphError)
             if not (is_finite(allowed) and allowed >= 0):
                 raise GraphError(f"`budget={kind}=...` must be a number of at least 0; got {allowed!r}")
-        if self.target.quantized and self.calibration is None:
+        if self.prompt is not None and self.calibration is None:
+            raise GraphError(f"`prompt={self.prompt!r}` needs the images of `calibration`; give those too, or leave it out")
+
+    def check_images(self) -> None:
+        """Raise GraphError where images are needed and none are named. Asked when it is known that the target has the precision."""
+        if self.calibration is not None:
+            return
+        if self.precision == "auto":
+            raise GraphError("`precision=auto` needs `calibration=DIR` or, for `budget=ap=...`, a COCO file")
+        if self.target.quantized:
             raise GraphError(
                 f"`precision={self.precision}` needs images like those of the deployment: `calibration=DIR` or a COCO file"
             )
-        if self.prompt is not None and self.calibration is None:
-            raise GraphError(f"`prompt={self.prompt!r}` needs the images of `calibration`; give those too, or leave it out")
-        if self.precision == "auto" and self.calibration is None:
-            raise GraphError("`precision=auto` needs `calibration=DIR` or, for `budget=ap=...`, a COCO file")
 
     @property
     def target(self) -> Precision:
