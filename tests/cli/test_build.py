@@ -400,6 +400,13 @@ def test_info(cli, place):
     engine = cli("info", f"out/{RTX_NAME}", "--json", "-").json
     assert engine["kind"] == "engine" and engine["compute_capabilities"] == [89] and engine["precision"] == "fp32"
     assert "pixel_values" in engine["profile"]
+    counted = read_sidecar(place / "out" / RTX_NAME)[1].kernels
+    for ref in ("out", f"out/{RTX_NAME}"):
+        rows = cli("info", ref, "--layers", "--json", "-").json
+        assert {row["kind"]: row["kernels"] for row in rows} == {kind: number for kind, number in counted.items() if number}
+        assert {row["engine"] for row in rows} == {RTX_NAME} and rows[0]["kind"] == "all"
+    table = cli("info", "out", "--layers").out.splitlines()
+    assert any(line.split() == [RTX_NAME, "all", str(counted["all"])] for line in table) and "--layers FILE" in table[-1]
     text = " ".join(cli("info", f"out/{RTX_NAME}").out.split())
     assert "red, green, blue" in text and "max 8, 3, 8, 12" in text
     (place / "out" / RTX_NAME).write_bytes(b"cut")
@@ -421,6 +428,10 @@ def test_info_of_a_checkpoint(cli):
     [
         (["info"], "MODEL", "detrt info --families"),
         (["info", "bundle", "--families"], "MODEL", "detrt info --families"),
+        (["info", "bundle", "--layers"], "'bundle'", "build one with: detrt build bundle --target tensorrt-rtx"),
+        (["info", "model.onnx", "--layers"], "'model.onnx'", "build one with: detrt build MODEL -o OUT --target tensorrt-rtx"),
+        (["info", "--layers", "--families"], "--layers", "leave it out"),
+        (["info", "bundle", "--layers", "--family", "detr"], "--family has no effect with --layers", "leave it out"),
         (["info", "in"], "'in'", r"detrt.json \(a bundle\) nor config.json"),
         (["info", "gone"], "'gone'", "give a bundle folder"),
         (["info", "in/blue.png"], "in/blue.png", "expected .onnx, .* or a folder"),

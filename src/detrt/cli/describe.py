@@ -73,6 +73,31 @@ def describe(ref: str, load: LoadOptions | None = None) -> dict[str, Any]:
     return {"kind": kind, **spec_facts(source.spec), "parameters": source.provenance.parameters, **notes}
 
 
+def kernel_rows(ref: str) -> list[dict[str, Any]]:
+    """{"engine", "kind", "kernels"} of each kind of kernel of the engines of a bundle, or of one, as their builder counted them; "all" first.
+
+    Raises:
+        DetrtError: nothing there, damaged, or no builder counted any.
+    """
+    if (kind := kind_of(ref)) == "bundle":
+        engines = [(entry.path, entry.engine) for entry in Bundle.open(ref).files if entry.engine is not None]
+    else:
+        row = row_of(kind)
+        engines = [(Path(ref).name, read_sidecar(Path(ref))[1])] if row is not None and row.sidecar else []
+    rows = [
+        {"engine": name, "kind": kind, "kernels": number}
+        for name, facts in engines
+        for kind, number in facts.kernels.items()
+        if number
+    ]
+    if not rows:
+        raise SessionError(
+            f"'{ref}' has no engine whose kernels were counted, as the builder of TensorRT-RTX does, without a GPU; build one with: "
+            f"detrt build {ref if kind == 'bundle' else 'MODEL -o OUT'} --target tensorrt-rtx"
+        )
+    return rows
+
+
 def _consent(path: Path) -> str:
     return "built by this user on this machine" if path.is_file() and trust.is_built_here(path) else "built elsewhere"
 

@@ -19,19 +19,25 @@ Json = Annotated[str | None, typer.Option("--json", help="As JSON to this file; 
 def info(
     load: Given[LoadOptions],
     model: Annotated[str | None, typer.Argument(help="Bundle, .onnx, .engine or checkpoint.")] = None,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Show how many kernels of each kind its TensorRT-RTX engines have.")
+    ] = False,
     families: Annotated[bool, typer.Option("--families", help="List every family and what it supports.")] = False,
     json_file: Json = None,
 ) -> None:
     """Say what a model is, or list the families."""
     from . import show
-    from .describe import describe, family_rows
+    from .describe import describe, family_rows, kernel_rows
 
     show.check_json(json_file)
     if families == (model is not None):
         raise DetrtError("say what to show: detrt info MODEL, or detrt info --families")
+    given = [flag for flag, _ in load.flags()]
+    for flag, chosen in (("--families", families), ("--layers", layers)):
+        if chosen and given:
+            raise DetrtError(f"{given[0]} has no effect with {flag}; leave it out")
+        given += [flag] * chosen
     if families:
-        if load.flags():
-            raise DetrtError(f"{load.flags()[0][0]} has no effect with --families; leave it out")
         rows = family_rows()
         if json_file:
             show.write_json(rows, json_file)
@@ -45,6 +51,14 @@ def info(
                 if row["why fixed"]:
                     show.paragraph(f"{row['family']}: fixed size, because {row['why fixed']}.")
             print("more of each family, such as its decode rule: detrt info --families --json -")
+        return
+    if layers:
+        kernels = kernel_rows(str(model))
+        if json_file:
+            show.write_json(kernels, json_file)
+        if json_file != "-":
+            show.table("", ("engine", "kind", "kernels"), [list(map(str, row.values())) for row in kernels], right=(2,))
+            print("each kernel, with the types that it reads and writes: detrt build ... --target tensorrt-rtx --layers FILE")
         return
     data = describe(str(model), load.make())
     if json_file:
