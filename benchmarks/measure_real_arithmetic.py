@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from onnx_on_torch import TorchGraph
-from program import folder, make_parser, run
+from program import drawn_scenes, folder, make_parser, run
 
 from detrt import graph
 from detrt.backends.base import BaseSession, SessionInfo
@@ -145,7 +145,7 @@ def average_precision(session: Session, coco: Path | None) -> list[dict[str, flo
     """Set -> AP: of a COCO folder as `training/measure_precision.py` measures it, on its images and on DRAWS changed copies
     of them; or of the drawn scenes."""
     if coco is None:
-        found = evaluate_coco(session, *scenes(), batch_size=10).metrics["AP"] or 0.0
+        found = evaluate_coco(session, *drawn_scenes(), batch_size=10).metrics["AP"] or 0.0
         return [{"drawn scenes": round(found, 5)}]
     cpu = on_cpu()
     truth, images, ids = cpu.read(coco)
@@ -162,16 +162,6 @@ def on_cpu():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def scenes() -> tuple[Path, Path]:
-    """500 drawn scenes as a COCO data set; the same every time."""
-    from detrt.data.scenes.scene import write_dataset
-
-    folder = Path(tempfile.gettempdir()) / "detrt-scenes-500"
-    if not (folder / "annotations.json").is_file():
-        write_dataset(folder, 500, seed=10_000)
-    return folder / "annotations.json", folder / "images"
 
 
 if __name__ == "__main__":

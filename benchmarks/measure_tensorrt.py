@@ -12,19 +12,18 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "training"))
 import measure_precision as photographs
-from program import at_least, folder, make_parser, run
+from program import at_least, drawn_scenes, folder, make_parser, run
 
 from detrt.backends.open import open_session
 from detrt.bench.measure import time_call
 from detrt.bundle import Bundle
 from detrt.data.preprocess import preprocess
-from detrt.data.scenes.scene import draw_images, write_dataset
+from detrt.data.scenes.scene import draw_images
 from detrt.evaluation.coco import evaluate_coco
 
 
@@ -42,7 +41,7 @@ def main() -> None:
         row = {"bundle": Path(place).name, **latency(place)}
         for backend in ("tensorrt", "onnxruntime"):
             if bundle.provenance.source.startswith("embedded:"):
-                row[backend] = drawn_scenes(place, backend)
+                row[backend] = drawn_ap(place, backend)
                 continue
             shown = [images, *(photographs.changed(images, draw) for draw in range(given.draws))]
             row[backend] = [photographs.scores(open_session(place, backend=backend), truth, some, ids) for some in shown]
@@ -59,13 +58,10 @@ def latency(place: str) -> dict:
         return {"batch": batch, "ms": round(middle, 3), "ms middle half": [round(low, 3), round(high, 3)], "no CUDA graph": note}
 
 
-def drawn_scenes(place: str, backend: str) -> float | None:
+def drawn_ap(place: str, backend: str) -> float | None:
     """AP of 500 drawn scenes; the same ones every time."""
-    scenes = Path(tempfile.gettempdir()) / "detrt-scenes-500"
-    if not (scenes / "annotations.json").is_file():
-        write_dataset(scenes, 500, seed=10_000)
     with open_session(place, backend=backend) as session:
-        return evaluate_coco(session, scenes / "annotations.json", scenes / "images", batch_size=1, iou_type="bbox").metrics["AP"]
+        return evaluate_coco(session, *drawn_scenes(), batch_size=1, iou_type="bbox").metrics["AP"]
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -72,6 +73,16 @@ def run(main: Callable[[], int | None]) -> NoReturn:
         sys.exit(main())
     except (DetrtError, OSError, ModuleNotFoundError) as error:
         stop(str(error))
+
+
+def drawn_scenes() -> tuple[Path, Path]:
+    """Annotations and images of 500 drawn scenes as a COCO data set; the same every time."""
+    from detrt.data.scenes.scene import write_dataset
+
+    place = Path(tempfile.gettempdir()) / "detrt-scenes-500"
+    if not (place / "annotations.json").is_file():
+        write_dataset(place, 500, seed=10_000)
+    return place / "annotations.json", place / "images"
 
 
 def graph_microseconds(call: Callable[..., Any], inputs: Sequence[Sequence[Any]], calls: int, replays: int) -> float:

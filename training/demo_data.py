@@ -9,7 +9,7 @@ import torch
 from demo_loss import Targets
 from demo_model import INPUT_PX
 from PIL import Image
-from scene_pool import ScenePool, shared_array
+from scene_pool import ScenePool, boxes_of, shared_array
 from torch import Tensor
 
 from detrt.data.scenes.scene import Scene, draw_scene
@@ -30,18 +30,8 @@ def resize(image: np.ndarray, size: int = INPUT_PX) -> np.ndarray:
 
 def label_rows(scene: Scene) -> np.ndarray:
     """(n, 5) float32 rows of class id and (cx, cy, w, h) in 0..1."""
-    height, width = scene.image.shape[:2]
-    rows = np.zeros((len(scene.objects), 5), dtype=np.float32)
-    for k, item in enumerate(scene.objects):
-        x0, y0, x1, y1 = item.box_xyxy
-        rows[k] = (
-            item.class_id,
-            (x0 + x1) / 2 / width,
-            (y0 + y1) / 2 / height,
-            (x1 - x0) / width,
-            (y1 - y0) / height,
-        )
-    return rows
+    classes = np.array([item.class_id for item in scene.objects], np.float32)
+    return np.concatenate([classes[:, None], boxes_of(scene)], 1)
 
 
 @dataclass(frozen=True, slots=True)

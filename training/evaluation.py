@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import io
 import json
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from demo_data import HELD_OUT_SEED
 from torch import nn
 
 from detrt.data.scenes.scene import Scene, SceneObject, draw_scene
+from detrt.files import write_text
 
 TOP_K = 100  # detections of a scene that are kept, as COCO's rules say
 
@@ -90,9 +90,7 @@ def add_to_record(path: Path, name: str, scores: dict[str, object]) -> None:
 
 
 def write_json(path: Path, content: dict) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def evaluate_folder(

@@ -18,9 +18,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from transformers import GroundingDinoForObjectDetection, MMGroundingDinoForObjectDetection, PreTrainedConfig
 
 from detrt import ExportConfig, export_onnx, load_source
 from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.bench.measure import time_call
 from detrt.spec import PIXEL_MASK, PIXEL_VALUES
 from detrt.text.tensors import ATTENTION_MASK, INPUT_IDS
 
@@ -28,14 +30,9 @@ from detrt.text.tensors import ATTENTION_MASK, INPUT_IDS
 TOKENS = [101, 1104, 1105, 1012, 1106, 1107, 1012, 102]
 
 
-def median(function: Callable[[], object], repeats: int) -> float:
-    function()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+def seconds(function: Callable[[], object], repeats: int) -> float:
+    """Median seconds of a call."""
+    return statistics.median(time_call(function, 1, repeats)) / 1000
 
 
 def main() -> None:
@@ -48,7 +45,10 @@ def main() -> None:
     source = load_source(args.model)
     module = source.module
     pixels = np.random.default_rng(0).integers(0, 256, (1, 3, height, width), dtype=np.uint8)
-    vocabulary = module.config.text_config.vocab_size
+    assert isinstance(module, (GroundingDinoForObjectDetection, MMGroundingDinoForObjectDetection))
+    text_config = module.config.text_config
+    assert isinstance(text_config, PreTrainedConfig)
+    vocabulary = text_config.vocab_size
     ids = np.array([[token if token < vocabulary else 1012 for token in TOKENS]], np.int64)
     text = {INPUT_IDS: ids, ATTENTION_MASK: np.ones_like(ids)}
     with tempfile.TemporaryDirectory() as folder:
@@ -60,8 +60,8 @@ def main() -> None:
         known = {**text, **text_encoder.run(text), PIXEL_VALUES: pixels, PIXEL_MASK: np.ones((1, height, width), np.int64)}
         feeds = {info.name: known[info.name] for info in detector.inputs}
         ours, encoder_seconds = (
-            median(lambda: detector.run(feeds), args.repeats),
-            median(lambda: text_encoder.run(text), args.repeats),
+            seconds(lambda: detector.run(feeds), args.repeats),
+            seconds(lambda: text_encoder.run(text), args.repeats),
         )
     mean, std = (torch.tensor(v).reshape(1, 3, 1, 1) for v in (source.spec.input.mean, source.spec.input.std))
     inputs = {
@@ -71,8 +71,8 @@ def main() -> None:
         ATTENTION_MASK: torch.from_numpy(text[ATTENTION_MASK]),
     }
     with torch.no_grad():
-        whole = median(lambda: module(**inputs), args.repeats)
-        bert = median(lambda: module.model.text_backbone(inputs[INPUT_IDS], inputs[ATTENTION_MASK]), args.repeats)
+        whole = seconds(lambda: module(**inputs), args.repeats)
+        bert = seconds(lambda: module.model.text_backbone(inputs[INPUT_IDS], inputs[ATTENTION_MASK]), args.repeats)
     print(
         json.dumps(
             {

@@ -18,7 +18,7 @@ from phrases_captions import draw_phrases, held_out, numbers, token_targets, wri
 from phrases_loss import Targets
 from phrases_model import LONG_PX, MEAN, SHORT_PX, STD
 from PIL import Image
-from scene_pool import ScenePool, shared_array
+from scene_pool import ScenePool, boxes_of, shared_array
 from torch import Tensor
 
 from detrt.data.preprocess import shortest_edge_size
@@ -39,13 +39,8 @@ def resize(image: np.ndarray) -> np.ndarray:
 
 def label_rows(scene: Scene) -> np.ndarray:
     """(n, 7) float32 rows of colour, fill, shape and (cx, cy, w, h) in 0..1."""
-    height, width = scene.image.shape[:2]
-    rows = np.zeros((len(scene.objects), 7), dtype=np.float32)
-    for k, item in enumerate(scene.objects):
-        x0, y0, x1, y1 = item.box_xyxy
-        rows[k, :3] = numbers(Phrase(item.color, item.fill, item.label))
-        rows[k, 3:] = ((x0 + x1) / 2 / width, (y0 + y1) / 2 / height, (x1 - x0) / width, (y1 - y0) / height)
-    return rows
+    words = [numbers(Phrase(item.color, item.fill, item.label)) for item in scene.objects]
+    return np.concatenate([np.array(words, np.float32).reshape(-1, 3), boxes_of(scene)], 1)
 
 
 def draw_in(orientation: int, seed: int) -> Scene:

@@ -24,6 +24,7 @@ from transformers import BertConfig, GroundingDinoConfig, GroundingDinoForObject
 from detrt.data.scenes.phrases import COLOR_NAMES, NOUN
 from detrt.data.scenes.scene import CLASSES
 from detrt.data.scenes.shapes import FILLS
+from detrt.models.layers.grounding_dino import sub_sentences
 
 SHORT_PX, LONG_PX = 240, 320  # shortest and longest edge of a resized image
 MAX_TOKENS = 256
@@ -218,24 +219,6 @@ def _grids(shapes: tuple[tuple[int, int], ...], device: torch.device) -> tuple[T
     """Heights and widths (L, 2) of the levels and where each begins, (L,); a new one waits for the GPU."""
     sizes = torch.tensor(shapes)
     return sizes.to(device), torch.cat([sizes.new_zeros(1), sizes.prod(1).cumsum(0)[:-1]]).to(device)
-
-
-def sub_sentences(input_ids: Tensor, separators: Tensor) -> tuple[Tensor, Tensor]:
-    """Which token may look at which, (B, T, T) bool, and each token's place in its phrase, (B, T) int64.
-
-    What the stock class computes, without its wait for the GPU. A token sees the tokens up to the next
-    separator that end at the same one; those that end at the first or the last place see themselves only.
-    """
-    length = input_ids.shape[1]
-    places = torch.arange(length, device=input_ids.device).expand(input_ids.shape)
-    special = (input_ids[..., None] == separators).any(-1)
-    last = torch.where(special, places, -1).cummax(1)[0]
-    before = torch.cat([torch.full_like(last[:, :1], -1), last[:, :-1]], 1)
-    after = torch.where(special, places, length).flip(1).cummin(1)[0].flip(1)
-    phrase = (after != 0) & (after != length - 1) & (after != length)
-    see = (after[:, :, None] == after[:, None]) & phrase[:, None]
-    see = see | torch.eye(length, dtype=torch.bool, device=input_ids.device)
-    return see, torch.where(phrase, places - before - 1, 0).clamp(min=0)
 
 
 @contextlib.contextmanager

@@ -9,19 +9,34 @@ import queue
 import sys
 import time
 from abc import ABC, abstractmethod
-from typing import Any, Protocol
+from multiprocessing.process import BaseProcess
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
+
+from detrt.data.scenes.scene import Scene
 
 
 class Shared(Protocol):
     """Memory that workers and trainer share, in slots of one chunk each."""
 
-    images: np.ndarray
+    @property
+    def images(self) -> np.ndarray: ...
 
     def draw(self, slot: int, first_seed: int, number: int) -> None:
         """Draw the chunk of this number, whose scenes have the seeds from `first_seed` on, into a slot."""
+
+
+Memory = TypeVar("Memory", bound=Shared)
+
+
+def boxes_of(scene: Scene) -> np.ndarray:
+    """(n, 4) float32 of (cx, cy, w, h) in 0..1, of the objects of a scene."""
+    height, width = scene.image.shape[:2]
+    corners = np.array([item.box_xyxy for item in scene.objects], np.float32).reshape(-1, 4)
+    low, high = corners[:, :2], corners[:, 2:]
+    return np.concatenate([(low + high) / 2, high - low], 1) / np.array([width, height] * 2, np.float32)
 
 
 def shared_array(shape: tuple[int, ...], dtype: type) -> np.ndarray:
@@ -42,7 +57,7 @@ def _work(shared: Shared, free: multiprocessing.Queue, ready: multiprocessing.Qu
         ready.put((slot, number))
 
 
-class ScenePool(ABC):
+class ScenePool(ABC, Generic[Memory]):
     """The latest ``size`` scenes, renewed by ``workers`` processes.
 
     Build it before anything touches the GPU: the workers are forked. ``workers`` 0 draws ``size`` scenes
@@ -51,11 +66,11 @@ class ScenePool(ABC):
     """
 
     def __init__(
-        self, shared: Shared, slots: int, chunk: int, size: int, workers: int, first_seed: int, first_chunk: int
+        self, shared: Memory, slots: int, chunk: int, size: int, workers: int, first_seed: int, first_chunk: int
     ) -> None:
         self.size, self.next_chunk = size, first_chunk
         self._shared, self._chunk, self._seed = shared, chunk, first_seed
-        self._workers: list[multiprocessing.Process] = []
+        self._workers: list[BaseProcess] = []
         self._in_flight: list[tuple[int, torch.cuda.Event]] = []
         self._pinned = False
         if workers:
