@@ -14,6 +14,7 @@ import sys
 import torch
 
 KINDS = ("eager", "compile", "patched")
+V2 = "multi_scale_deformable_attention_v2"  # of modules of transformers that have such a function
 
 
 def transformers_job(source, spec, row, kind, precision, batch, tokens):
@@ -89,8 +90,8 @@ def patch(model) -> int:
         elif hasattr(module, "ms_deformable_attn_core"):
             module.ms_deformable_attn_core = second
             count += 1
-        elif cls.__name__.endswith("MultiscaleDeformableAttention") and hasattr(home, "multi_scale_deformable_attention_v2"):
-            home.multi_scale_deformable_attention_v2 = second
+        elif cls.__name__.endswith("MultiscaleDeformableAttention") and hasattr(home, V2):
+            setattr(home, V2, second)
             count += 1
     return count
 

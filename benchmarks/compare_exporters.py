@@ -64,7 +64,9 @@ MODELS = {
 
 
 class _Absent(types.ModuleType):
-    __path__ = ()
+    def __init__(self, name):
+        super().__init__(name)
+        self.__path__ = []
 
     def __getattr__(self, name):
         if name.startswith("__"):

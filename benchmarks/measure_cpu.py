@@ -60,7 +60,7 @@ def prepare(folder: Path, models: dict[str, str]) -> int:
     for number, (name, checkpoint) in enumerate(models.items(), 1):
         fp32, int8 = folder / name / "fp32", folder / name / "int8"
         export = ("--no-check", *(("--trust-remote-code",) if Path(checkpoint).exists() else ()))
-        calibration = ("--calibration", str(scenes), *INT8)
+        calibration: tuple[str, ...] = ("--calibration", str(scenes), *INT8)
         if (family := BY_NAME.get(name)) is not None and family.text:
             calibration += ("--prompt", PROMPT)
         for output, source, options in ((fp32, checkpoint, export), (int8, str(fp32), calibration)):
@@ -116,11 +116,12 @@ def row(folder: Path, name: str) -> dict:
             calls["torch"] = torch_call(fp32, feeds["pixel_values"].shape[2:], images)
     except MissingPackageError as error:  # OmDet-Turbo's processor needs torchvision
         say(f"  without PyTorch: {error}")
-    result = {
+    load = [round(os.getloadavg()[0], 1)]
+    result: dict[str, object] = {
         "name": name,
         "shape": list(feeds["pixel_values"].shape),
         "threads": THREADS,
-        "load": [round(os.getloadavg()[0], 1)],
+        "load": load,
     }
     sessions = []
     for suffix, bundle in (("", fp32), ("_int8", int8)):
@@ -129,9 +130,7 @@ def row(folder: Path, name: str) -> dict:
                 continue
             session = open_session(bundle, backend=backend, threads=THREADS)
             sessions.append(session)
-            if session.info.text is not None:
-                session = session.bind(PROMPT)
-            calls[backend + suffix] = partial(session.run, feeds)
+            calls[backend + suffix] = partial((session if session.info.text is None else session.bind(PROMPT)).run, feeds)
     wall, work = times_of(calls)
     for call in calls:
         result[call] = {"wall_ms": middle(wall[call]), "cpu_ms": middle(work[call]), "runs": len(wall[call])}
@@ -139,7 +138,7 @@ def row(folder: Path, name: str) -> dict:
         result["detect"] = min(("openvino", "onnxruntime"), key=lambda backend: min(wall[backend]))
     for session in sessions:
         session.close()
-    result["load"].append(round(os.getloadavg()[0], 1))
+    load.append(round(os.getloadavg()[0], 1))
     return result
 
 

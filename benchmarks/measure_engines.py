@@ -74,7 +74,7 @@ def strip(bundles: Path, small: Path, whole: list[str]) -> None:
                     continue
                 found[tensor.name] = float(values.mean()), float(values.std())
                 for field in ("raw_data", "float_data", "int32_data"):
-                    tensor.ClearField(field)  # type: ignore[arg-type]
+                    tensor.ClearField(field)
             (target / path.name).write_bytes(model.SerializeToString())
         (target / WEIGHTS).write_text(json.dumps(left_out))
         print(bundle.name, sum(path.stat().st_size for path in target.iterdir()) // 1000, "kB", flush=True)
@@ -116,7 +116,8 @@ def build(bundles: Path, engines: Path, jobs: list[str], slots: int, seconds: fl
     """Build an engine for each job, `slots` at a time."""
     engines.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
-    waiting, running = list(enumerate(jobs)), {}
+    waiting = list(enumerate(jobs))
+    running: dict[str, subprocess.Popen[bytes]] = {}
 
     def say(text: str) -> None:
         print(f"{time.monotonic() - start:6.0f} s  {text}", flush=True)

@@ -53,8 +53,8 @@ def main() -> int:
 
 
 def measure(session: Session) -> dict[str, Any]:
-    sides = session.info.pixel_shape[2:]
-    own = tuple(map(int, sides)) if sides and all(isinstance(side, int) for side in sides) else session.spec.input.size_hw
+    height, width = session.info.pixel_shape[2:] or (None, None)
+    own = (height, width) if isinstance(height, int) and isinstance(width, int) else session.spec.input.size_hw
     row: dict[str, Any] = {"backend": session.info.name, "precision": session.info.precision, "notes": session.info.notes}
     for size in dict.fromkeys((PHOTOGRAPH, own)):
         batch = Detector(session).batch_size

@@ -33,6 +33,7 @@ import sys
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +185,7 @@ class Running:
 
     job: str
     gpu: int
-    process: multiprocessing.process.BaseProcess
+    process: BaseProcess
     pipe: Connection
     log: Path
     ready: bool = False
@@ -273,20 +274,21 @@ class Runner:
         twins = [one.gpu for one in self.running if _group(one.job) == _group(job)]
         gpu = twins[0] if twins else min(range(self.gpus), key=lambda gpu: sum(one.gpu == gpu for one in self.running))
         base = job.startswith("base|")
-        context = multiprocessing.get_context("spawn" if base else "fork")
-        ours, theirs = context.Pipe()
+        ours, theirs = multiprocessing.Pipe()
         arguments = (job, gpu, theirs, log)
         if base:
-            process: Any = context.Process(target=other_checkout, args=(str(self.given.baseline.resolve()), *arguments))
+            place = str(self.given.baseline.resolve())
+            process: BaseProcess = multiprocessing.get_context("spawn").Process(target=other_checkout, args=(place, *arguments))
         else:
-            process = context.Process(target=self.work, args=arguments)
+            process = multiprocessing.get_context("fork").Process(target=self.work, args=arguments)
         process.start()
         theirs.close()
         self.running.append(Running(job, gpu, process, ours, log))
 
     def signal(self, one: Running, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(one.process.pid, number)
+        if one.process.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one.process.pid, number)
 
     def write(self, job: str, row: dict) -> None:
         row = {"job": job, **row}

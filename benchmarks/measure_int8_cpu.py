@@ -12,6 +12,7 @@ import json
 import math
 import os
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -52,12 +53,13 @@ def integer_share(path: Path, feeds) -> dict:
     model.reshape({name: list(array.shape) for name, array in feeds.items()})
     sources = {op.get_friendly_name(): op for op in model.get_ordered_ops()}
     whole = sum(multiply_adds(op) for op in sources.values())
-    integer, kernels = set(), {}
+    integer: set[str] = set()
+    kernels: Counter[str] = Counter()
     for op in core().compile_model(model, "CPU", PROPERTIES).get_runtime_model().get_ordered_ops():
         info = {key: str(op.get_rt_info()[key].astype(str)) for key in ("layerType", "primitiveType", "originalLayersNames")}
         if info["layerType"] in ("Convolution", "FullyConnected", "MatMul"):
             key = f"{info['layerType']} {info['primitiveType']}"
-            kernels[key] = kernels.get(key, 0) + 1
+            kernels[key] += 1
             if info["primitiveType"].endswith("I8"):
                 integer |= {name for name in info["originalLayersNames"].split(",") if name in sources}
     return {"share": round(sum(multiply_adds(sources[name]) for name in integer) / whole, 4), "kernels": kernels}
@@ -92,7 +94,9 @@ def main() -> None:
     sessions = {}
     for name, path in given.models:
         sessions[name] = OnnxSession(path, bundle.spec) if path.suffix == ".onnx" else AnyModel(path, plain)
-    wall, cpu, load = {n: [] for n in sessions}, {n: [] for n in sessions}, os.getloadavg()[0]
+    wall: dict[str, list[float]] = {n: [] for n in sessions}
+    cpu: dict[str, list[float]] = {n: [] for n in sessions}
+    load = os.getloadavg()[0]
     for _ in range(REPEATS + 1):
         for name, session in sessions.items():
             start, work = time.perf_counter(), time.process_time()
@@ -110,7 +114,7 @@ def main() -> None:
             row |= integer_share(path, feeds)
         if os.environ.get("DETRT_AP", "1") == "1":
             metrics = evaluate_coco(sessions[name], given.truth, given.images, batch_size=1).metrics
-            row |= {"AP": round(metrics["AP"], 4), "AP50": round(metrics["AP50"], 4)}
+            row |= {name: round(value, 4) for name in ("AP", "AP50") if (value := metrics[name]) is not None}
         print(json.dumps(row), flush=True)
 
 

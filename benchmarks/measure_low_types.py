@@ -112,7 +112,11 @@ def main() -> int:
     require_gpu()
     torch.set_grad_enabled(False)
     quantise: dict = {dtype: torch.compile(quantised(dtype), dynamic=True) for dtype in (FP8, torch.int8)}
-    quantise["back"] = torch.compile(lambda y, scale, bias: (y.float() * scale + bias).half(), dynamic=True)
+
+    def back(y: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return (y.float() * scale + bias).half()
+
+    quantise["back"] = torch.compile(back, dynamic=True)
     known: dict[tuple, dict] = {}
     report: dict = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "models": {}}
     keys = ("fp16", "fp8 tensor ready", "fp8 tensor whole", "fp8 row ready", "int8 ready", "int8 whole")

@@ -38,7 +38,7 @@ def median_ms(function: Callable[[], object]) -> float:
     return round(float(np.median(times)) * 1e3, 2)
 
 
-def measure(side: int) -> dict[str, float]:
+def measure(side: int) -> dict[str, object]:
     import torch
 
     logits = discs(side)
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--json")
     given = parser.parse_args()
     found = [] if given.model is None else [{"model": given.model, "model_ms": model_ms(given.model)}]
-    rows: list[dict[str, object]] = [*(dict(measure(side)) for side in (78, 108, 192)), *found]
+    rows: list[dict[str, object]] = [*(measure(side) for side in (78, 108, 192)), *found]
     for row in rows:
         print(row)
     if given.json:

@@ -9,6 +9,7 @@ before anything is timed. `--tune` times every tile for the three shapes.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import multiprocessing
@@ -16,6 +17,7 @@ import platform
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -75,19 +77,19 @@ def inputs(name: str, where: str, dtype, device: str, seed: int = 0):
     generator = torch.Generator(device).manual_seed(seed)
     tokens, points = sum(h * w for h, w in levels), [per_level] * len(levels)
     every = queries or tokens
-    random = {"generator": generator, "device": device}
+    normal, uniform = (functools.partial(draw, generator=generator, device=device) for draw in (torch.randn, torch.rand))
     shapes = torch.tensor(levels, device=device)
-    value = torch.randn(1, tokens, HEADS, DIM, **random).to(dtype)
-    logits = torch.randn(1, every, HEADS, sum(points), **random).to(dtype)
-    offsets = (2 * torch.randn(1, every, HEADS, sum(points), 2, **random)).to(dtype)
+    value = normal(1, tokens, HEADS, DIM).to(dtype)
+    logits = normal(1, every, HEADS, sum(points)).to(dtype)
+    offsets = (2 * normal(1, every, HEADS, sum(points), 2)).to(dtype)
     if queries:
-        references = torch.rand(1, every, 1, 2, **random).expand(-1, -1, len(levels), -1)
+        references = uniform(1, every, 1, 2).expand(-1, -1, len(levels), -1)
     else:
         grids = [torch.stack(torch.meshgrid(torch.arange(h) + 0.5, torch.arange(w) + 0.5, indexing="ij"), -1) for h, w in levels]
         centres = torch.cat([g.flip(-1).flatten(0, 1) / torch.tensor([w, h]) for g, (h, w) in zip(grids, levels, strict=True)])
         references = centres.to(device).view(1, every, 1, 2).expand(-1, -1, len(levels), -1)
     if where == "random":
-        locations = torch.rand(1, every, HEADS, sum(points), 2, **random)
+        locations = uniform(1, every, HEADS, sum(points), 2)
     else:
         locations = portable.locations_of(value.float(), shapes, references, offsets, points, 0.5)
     return {
@@ -147,7 +149,7 @@ def tune(results: dict, save) -> None:
         if kind == "fused" and where == "random":
             continue
         sets = copies(name, where, True, kind)
-        rows = {}
+        rows: dict[str, float | str] = {}
         for tile in TILES:
             try:
                 rows[str(tile)] = timed((fused_call if kind == "fused" else plain_call)(tile), sets, replays=15)
@@ -164,19 +166,19 @@ def table(results: dict, save, compiled: bool) -> None:
         key = f"{name} {where} {'cold' if cold else 'warm'}"
         levels = CASES[name][0]
         sets = copies(name, where, cold, "plain")
-        calls = {"ours": ms_deform_attn, "plain triton": plain_msda}
+        calls: dict[str, Callable[..., torch.Tensor]] = {"ours": ms_deform_attn, "plain triton": plain_msda}
         if where == "random" and not cold:
             eager = lambda v, s, x, w, p, levels=levels: grid_sample(v, levels, x, w, p)  # noqa: E731
             calls["grid sample"] = eager
             if compiled:
                 calls["grid sample compiled"] = torch.compile(eager)
-        row = {}
+        row: dict[str, float | str] = {}
         for label, call in calls.items():
             try:
                 row[label + " error"] = error(call(*sets[0]), sets[0])
                 row[label] = timed(call, sets, calls=CALLS if "grid" not in label else 4)
-            except Exception as found:
-                row[label] = repr(found)[:300]
+            except Exception as failure:
+                row[label] = repr(failure)[:300]
         if where == "near":
             row["ours fused"] = timed(fused_call(None), copies(name, where, cold, "fused"))
             row["unfused parts"] = timed(_unfused, copies(name, where, cold, "fused"), calls=4)

@@ -16,9 +16,11 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
 import torch
 from onnx_on_torch import TorchGraph
 from program import drawn_scenes, folder, make_parser, run
@@ -27,6 +29,7 @@ from detrt import graph
 from detrt.backends.base import BaseSession, SessionInfo
 from detrt.backends.compare import relative_error
 from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.data.images import ImageSource
 from detrt.evaluation.coco import evaluate_coco
 from detrt.export import ExportConfig, export_onnx
 from detrt.models.load import load_source
@@ -35,6 +38,8 @@ from detrt.precision import calibrate as histograms
 from detrt.precision.apply import apply_precision, calibrate
 from detrt.precision.calibrate import PromptedImages, image_feeds
 from detrt.precision.stage import text_feeds
+from detrt.spec import ModelSpec
+from detrt.system import CountProgress
 
 LOW = tuple(os.environ.get("DETRT_PRECISIONS", "fp16,bf16").split(","))
 DRAWS = int(os.environ.get("DETRT_DRAWS", "0"))
@@ -51,7 +56,7 @@ class Session(BaseSession):
         self._info = SessionInfo("onnx-on-torch", f"onnx-on-torch-{device}", device, like.inputs, like.outputs)
 
     def run(self, feeds, force=None):
-        return self.graph.run(dict(feeds))
+        return self.graph.run(feeds)
 
     def close(self) -> None:
         pass
@@ -73,11 +78,19 @@ def memory_of(model) -> str:
     raise SystemExit("no encoder memory found")
 
 
-def run_tensors(model, spec, images, names, visit, progress=None, sizes=None) -> None:
+def run_tensors(
+    model: onnx.ModelProto,
+    spec: ModelSpec,
+    images: Sequence[ImageSource],
+    names: Sequence[str],
+    visit: Callable[[str, np.ndarray], None],
+    progress: CountProgress | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> None:
     """What `detrt.precision.calibrate.run_tensors` does, with PyTorch on the GPU: one pass per image instead of many."""
     typed = TorchGraph(model, "cuda" if torch.cuda.is_available() else "cpu")
     for feeds in image_feeds(images, spec):
-        typed.run(dict(feeds), tuple(names), visit)
+        typed.run(feeds, names, visit)
 
 
 def main() -> None:
@@ -89,8 +102,7 @@ def main() -> None:
     coco = given.data / "images" / "coco_permissive"
     val = (coco / "annotations" / "instances_val2017.json", coco / "val2017")
     images = sorted((coco / "train2017").glob("*.jpg"))
-    for module in (histograms, noise):
-        module.run_tensors = run_tensors
+    histograms.run_tensors = noise.run_tensors = run_tensors
     for ref in given.refs:
         start = time.time()
         try:
@@ -113,7 +125,8 @@ def measure(ref: str, val, images) -> dict:
         texts = text_feeds(path, PROMPT)
         scan, shown = PromptedImages(scan, texts), PromptedImages(shown, texts)
     known = calibrate(model, spec, PrecisionConfig("fp16", calibration=val[1]), scan)
-    exact: list = []
+    exact: list[dict[str, np.ndarray]] = []
+    exact_ap: list[dict[str, float]] = []
     for precision in ("fp32", *LOW):
         config = PrecisionConfig(precision, min_fraction=0.0, calibration=val[1])
         if precision in ("int8", "fp8"):
@@ -130,11 +143,11 @@ def measure(ref: str, val, images) -> dict:
             row[precision] = max(relative_error(a[name], b[name]) for a, b in zip(exact, found, strict=True))
             row[f"{precision} finite"] = all(np.isfinite(v).all() for b in found for v in b.values())
         else:
-            found = average_precision(session, None if ref.startswith("embedded:") else val[0].parents[1])
-            row[precision] = found[0]
-            exact = exact or found[1:]
-            if precision != "fp32" and exact:
-                row[f"{precision}, mean change"] = on_cpu().mean_change(list(zip(exact, found[1:], strict=True)))
+            scored = average_precision(session, None if ref.startswith("embedded:") else val[0].parents[1])
+            row[precision] = scored[0]
+            exact_ap = exact_ap or scored[1:]
+            if precision != "fp32" and exact_ap:
+                row[f"{precision}, mean change"] = on_cpu().mean_change(list(zip(exact_ap, scored[1:], strict=True)))
             print(json.dumps({"model": ref, "so far": row}), flush=True)
     if known.fp16_failures:
         row["kept by the scan"] = len(known.fp16_failures)

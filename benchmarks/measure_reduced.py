@@ -19,13 +19,14 @@ from detrt.evaluation.coco import evaluate_coco
 from detrt.export import ExportConfig, export_onnx
 from detrt.models.example_inputs import example_feeds
 from detrt.models.load import load_source
+from detrt.models.load_options import LoadOptions
 
 SCENES, ROUNDS = 100, 30
-DEIMV2 = {"family": "deimv2-upstream"}
+DEIMV2 = LoadOptions(family="deimv2-upstream")
 
 
-def rows(ref: str, options: dict[str, str], images: Path, truth: Path, folder: Path) -> list[str]:
-    whole = load_source(ref, **options)
+def rows(ref: str, options: LoadOptions, images: Path, truth: Path, folder: Path) -> list[str]:
+    whole = load_source(ref, options)
     total, layers = whole.spec.decode.num_queries, len(whole.module.model.decoder.layers)  # type: ignore[union-attr,arg-type]
     choices = [
         (total, layers),
@@ -38,7 +39,7 @@ def rows(ref: str, options: dict[str, str], images: Path, truth: Path, folder: P
     height, width = whole.spec.input.size_hw
     sessions, metrics = [], []
     for queries, count in choices:
-        source = load_source(ref, queries=queries, decoder_layers=count, **options)
+        source = load_source(ref, options, queries=queries, decoder_layers=count)
         path = folder / f"{queries}-{count}.onnx"
         export_onnx(source, path, ExportConfig(height=height, width=width, check=False))
         sessions.append(OnnxSession(path, threads=1))
@@ -71,8 +72,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="detrt-") as name:
         place = Path(name)
         write_dataset(place / "scenes", SCENES, seed=10_000)
-        cases = [
-            ("embedded:shapes", {"no_masks": True}, place / "scenes/images", place / "scenes/annotations.json"),
+        cases: list[tuple[str, LoadOptions, Path, Path]] = [
+            ("embedded:shapes", LoadOptions(no_masks=True), place / "scenes/images", place / "scenes/annotations.json"),
             *(
                 (
                     str(data / f"checkpoints/deimv2-{size}-coco"),

@@ -45,13 +45,10 @@ def play(video: str, count: int, fps: float | None, pipe: Connection) -> None:
     with av.open(video) as source:
         outputs = [av.open(client.makefile("wb", buffering=0), "w", format="nut") for client in clients]
         streams = [output.add_stream_from_template(source.streams.video[0]) for output in outputs]
-        rate, base, started, number, sent = (
-            source.streams.video[0].average_rate,
-            source.streams.video[0].time_base,
-            time.monotonic(),
-            0,
-            [],
-        )
+        rate, base = source.streams.video[0].average_rate, source.streams.video[0].time_base
+        assert rate is not None and base is not None
+        started, number = time.monotonic(), 0
+        sent: list[float] = []
         speed = fps or float(rate)
         ticks = round(1 / speed / base)
         with contextlib.suppress(OSError, av.FFmpegError):
@@ -87,7 +84,7 @@ def measure(bundle: Path, video: Path, cameras: int, batch: int, seconds: float,
     from detrt.data.images import expand_inputs
     from detrt.data.live import live_source
     from detrt.data.streams import LiveStreams
-    from detrt.jobs.run import detect_inputs
+    from detrt.jobs.run import ImageResult, detect_inputs
     from detrt.jobs.streams import detect_streams, short_collections
     from detrt.jobs.track import Tracker, track_objects
 
@@ -100,13 +97,17 @@ def measure(bundle: Path, video: Path, cameras: int, batch: int, seconds: float,
                     break
         plain = frames / (time.monotonic() - started)
         with playing(video, cameras) as (addresses, pipe):
-            done = []
-            with LiveStreams([live_source(address) for address in addresses]) as streams, short_collections():
+            done: list[tuple[int, float, float]] = []
+            sources = [source for address in addresses if (source := live_source(address)) is not None]
+            with LiveStreams(sources) as streams, short_collections():
                 started = time.monotonic()
                 found = detect_streams(detector, streams)
                 for result in track_objects(found, Tracker()) if track else found:
                     now = time.monotonic()
-                    done.append((result.record.frame, now, result.record.latency_s))
+                    assert isinstance(result, ImageResult)
+                    frame, latency = result.record.frame, result.record.latency_s
+                    assert frame is not None and latency is not None
+                    done.append((frame, now, latency))
                     if now - started > seconds:
                         break
                 spent = time.monotonic() - started

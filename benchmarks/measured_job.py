@@ -14,7 +14,6 @@ import json
 import math
 import os
 import statistics
-import sys
 import tempfile
 import time
 import traceback
@@ -90,8 +89,10 @@ def work(job: str, gpu: int, pipe, log: Path, prepared=None) -> None:
 def host() -> dict:
     import torch
 
+    import detrt
+
     name = torch.cuda.get_device_name() if DEVICE == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    return {"device": name, "torch": torch.__version__, "checkout": str(Path(sys.modules["detrt"].__file__).parents[2])}
+    return {"device": name, "torch": torch.__version__, "checkout": str(Path(detrt.__file__).parents[2])}
 
 
 def phases() -> dict[str, float]:

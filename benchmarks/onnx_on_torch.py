@@ -5,6 +5,8 @@ Only the operators of detector graphs. It exists because ONNX Runtime on a CPU c
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import numpy as np
 import onnx
 import torch
@@ -44,12 +46,12 @@ class TorchGraph:
         return torch.from_numpy(array).to(place)
 
     @torch.inference_mode()
-    def run(self, feeds: dict[str, np.ndarray], more: tuple[str, ...] = (), visit=None) -> dict[str, np.ndarray]:
+    def run(self, feeds: Mapping[str, np.ndarray], more: Iterable[str] = (), visit=None) -> dict[str, np.ndarray]:
         """visit(name, array): called with every tensor named in `more` as it is made, instead of keeping it."""
         values = dict(self.constants)
         values |= {name: torch.from_numpy(np.ascontiguousarray(a)).to(self.device) for name, a in feeds.items()}
-        more = frozenset(more)
-        wanted = {o.name for o in self.graph.output} | more
+        kept = frozenset(more)
+        wanted = {o.name for o in self.graph.output} | kept
         found = {}
         for index, node in enumerate(self.graph.node):
             inputs = [values[name] if name else None for name in node.input]
@@ -58,7 +60,7 @@ class TorchGraph:
                 values[name] = value
                 if name in wanted:
                     array = (value.float() if value.is_floating_point() else value).cpu().numpy()
-                    if visit is not None and name in more:
+                    if visit is not None and name in kept:
                         visit(name, array)
                     else:
                         found[name] = array

@@ -21,8 +21,8 @@ def hurry() -> None:
     """Change the builder of this process."""
     configure = worker._builder_config
 
-    def once(*arguments: Any) -> Any:
-        config = configure(*arguments)
+    def once(*arguments: Any, **named: Any) -> Any:
+        config = configure(*arguments, **named)
         for name in ("min_timing_iterations", "avg_timing_iterations"):
             if hasattr(config, name):
                 setattr(config, name, 1)

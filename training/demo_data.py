@@ -59,7 +59,7 @@ class _Shared:
             self.counts[slot, k] = len(rows)
 
 
-class DemoPool(ScenePool):
+class DemoPool(ScenePool[_Shared]):
     """Images and boxes on the device, the numbers of objects on the host."""
 
     def __init__(self, size: int, workers: int, seed: int, first_chunk: int = 0) -> None:

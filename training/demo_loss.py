@@ -8,6 +8,7 @@ one cost tensor is built on the GPU and one copy goes to the host for the assign
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -167,7 +168,21 @@ def denoising_queries(
     )
 
 
-def detection_loss(outputs: object, targets: Targets) -> dict[str, Tensor]:
+class Outputs(Protocol):
+    """What is read of the outputs of `RTDetrV2Model` in training.
+
+    intermediate_logits (B, L, N, C), intermediate_reference_points (B, L, N, 4): of L layers; enc_topk_logits (B, Q, C), enc_topk_bboxes
+    (B, Q, 4): of the encoder's proposals. denoising_meta_values: where the groups of denoising queries lie; None without such queries.
+    """
+
+    intermediate_logits: Tensor
+    intermediate_reference_points: Tensor
+    enc_topk_logits: Tensor
+    enc_topk_bboxes: Tensor
+    denoising_meta_values: dict[str, Any] | None
+
+
+def detection_loss(outputs: Outputs, targets: Targets) -> dict[str, Tensor]:
     """All losses of one forward pass of ``RTDetrV2Model``; float32 scalars to be summed."""
     logits = outputs.intermediate_logits.transpose(0, 1).float()  # (L, B, N, C)
     boxes = outputs.intermediate_reference_points.transpose(0, 1).float()

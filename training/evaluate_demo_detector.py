@@ -37,10 +37,10 @@ def predict(
         part = scenes[start : start + batch]
         stacked = torch.from_numpy(np.stack([resize(scene.image) for scene in part]))
         logits, boxes, *maps = forward(stacked.to(device).permute(0, 3, 1, 2).float() / 255)
-        scores, flat = logits.float().sigmoid().flatten(1).topk(TOP_K)
+        best, flat = logits.float().sigmoid().flatten(1).topk(TOP_K)
         query = flat.div(logits.shape[-1], rounding_mode="floor")
         chosen = boxes.float().gather(1, query[..., None].expand(-1, -1, 4)).cpu().numpy()
-        label, scores = (flat % logits.shape[-1]).cpu().numpy(), scores.cpu().numpy()
+        label, scores = (flat % logits.shape[-1]).cpu().numpy(), best.cpu().numpy()
         for k, scene in enumerate(part):
             height, width = scene.image.shape[:2]
             chosen[k] *= (width, height, width, height)

@@ -94,11 +94,11 @@ def predict(
             best, flat = scores.flatten(1).topk(min(TOP_K, scores[0].numel()))
             query = flat.div(most, rounding_mode="floor")
             chosen = boxes.float().gather(1, query[..., None].expand(-1, -1, 4)).cpu().numpy()
-            best, phrase = best.cpu().numpy(), (flat % most).cpu().numpy()
+            found, phrase = best.cpu().numpy(), (flat % most).cpu().numpy()
             for row, k in enumerate(part):
                 height, width = scenes[k].image.shape[:2]
                 for (cx, cy, w, h), score, p in zip(
-                    chosen[row] * (width, height, width, height), best[row], phrase[row], strict=True
+                    chosen[row] * (width, height, width, height), found[row], phrase[row], strict=True
                 ):
                     if score < 0:  # a phrase slot that this scene's prompt does not use
                         continue

@@ -39,7 +39,7 @@ def result_row(image: int, category: int, box_cxcywh: Sequence[float], score: fl
 
 def coco_truth(scenes: Sequence[Scene], names: Sequence[str], categories_of: Callable[[SceneObject], Iterable[int]]) -> dict:
     """COCO document of scenes: one annotation for each object and each category (its number in `names`) that it has."""
-    annotations = []
+    annotations: list[dict[str, object]] = []
     for k, scene in enumerate(scenes):
         for item, mask in zip(scene.objects, scene.masks.to_coco(), strict=True):
             x0, y0, x1, y1 = item.box_xyxy

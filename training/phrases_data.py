@@ -113,7 +113,7 @@ class _Half:
         self.filled = min(len(self.images), self.filled + CHUNK)
 
 
-class PhrasePool(ScenePool):
+class PhrasePool(ScenePool[_Shared]):
     """Half of the scenes landscape, half portrait."""
 
     def __init__(self, size: int, workers: int, seed: int, first_chunk: int = 0) -> None:
@@ -164,8 +164,8 @@ class PhrasePool(ScenePool):
         valid = np.arange(order.shape[1]) < total[:, None]
 
         def there(x: np.ndarray) -> Tensor:
-            x = torch.from_numpy(np.ascontiguousarray(x))
-            return x.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else x
+            tensor = torch.from_numpy(np.ascontiguousarray(x))
+            return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
         targets = Targets(
             there(rows[images, order, 3:]),

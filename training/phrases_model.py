@@ -100,8 +100,8 @@ def phrases_config() -> GroundingDinoConfig:
         num_heads=[2, 4, 8, 16],
         window_size=4,  # 16 tokens: rows of attention that tensor cores take as they are
         drop_path_rate=0.0,
-        out_indices=[2, 3, 4],
     )
+    backbone.out_indices = [2, 3, 4]
     text = BertConfig(
         vocab_size=max(vocabulary().values()) + 1,
         hidden_size=128,

@@ -125,7 +125,7 @@ if triton is not None:
 
 class _Sample(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, value, places, weights, shapes, starts):  # type: ignore[no-untyped-def]
+    def forward(ctx, value, places, weights, shapes, starts):
         value = value.contiguous()
         places, weights = (x.float().contiguous() for x in (places, weights))
         batch, positions, heads, depth = value.shape
@@ -139,7 +139,7 @@ class _Sample(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+    def backward(ctx, grad):
         value, places, weights, shapes, starts = ctx.saved_tensors
         batch, positions, heads, _ = value.shape
         queries = weights.shape[1]
@@ -189,7 +189,8 @@ def difference(device: torch.device) -> float:
     sizes = torch.tensor(shapes, device=device)
     starts = torch.cat([sizes.new_zeros(1), sizes.prod(1).cumsum(0)[:-1]])
     results = []
-    for module in (stock.MultiScaleDeformableAttention(), FusedSampling()):
+    modules: tuple[nn.Module, ...] = (stock.MultiScaleDeformableAttention(), FusedSampling())
+    for module in modules:
         torch.manual_seed(0)
         value = torch.randn(2, total, 8, 16, device=device, requires_grad=True)
         places = (torch.rand(2, 70, 8, 4, 2, 2, device=device) * 1.4 - 0.2).requires_grad_()
@@ -209,5 +210,5 @@ def fuse(model: nn.Module, device: torch.device) -> bool:
         raise RuntimeError(f"the fused sampling differs from the stock class by {found:.2g}; allowed is 1e-4")
     for module in model.modules():
         if isinstance(module, stock.GroundingDinoMultiscaleDeformableAttention):
-            module.attn = FusedSampling()
+            module.add_module("attn", FusedSampling())
     return True

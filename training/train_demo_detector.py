@@ -25,14 +25,16 @@ from evaluate_demo_detector import average_precision, predict, score_model
 from evaluation import draw_scenes
 from options import parse_options, training_options
 from torch import Tensor
-from trainer import Recipe, Trainer
+from trainer import Recipe, Trainer, move
 from trainer import train as run
+from transformers import RTDetrV2Config
 from transformers.models.rt_detr_v2 import modeling_rt_detr_v2
 
 from detrt.data.scenes.scene import Scene
 
 
-class DemoTrainer(Trainer):
+class DemoTrainer(Trainer[DemoPool]):
+    config: RTDetrV2Config
     recipe = Recipe(
         what="the demo detector in src/detrt/models/embedded/shapes",
         script="train_demo_detector.py",
@@ -44,7 +46,8 @@ class DemoTrainer(Trainer):
     )
 
     def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
-        model = build_model(args.seed).to(device, memory_format=torch.channels_last)
+        model = build_model(args.seed)
+        move(model, device, torch.channels_last)
         core = model.model
         modeling_rt_detr_v2.get_contrastive_denoising_training_group = denoising_queries
         if device.type == "cuda":
@@ -85,7 +88,7 @@ class DemoTrainer(Trainer):
         return save_model(state, self.config, folder)
 
 
-def train(args: argparse.Namespace) -> Trainer:
+def train(args: argparse.Namespace) -> Trainer[DemoPool]:
     return run(args, DemoPool, DemoTrainer)
 
 

@@ -29,8 +29,9 @@ from phrases_loss import AttributeHeads, detection_loss, noised_boxes
 from phrases_model import build_model, forward, keep_bf16, save_model
 from phrases_msda import fuse
 from torch import Tensor
-from trainer import Progress, Recipe, Trainer
+from trainer import Progress, Recipe, Trainer, move
 from trainer import train as run
+from transformers import GroundingDinoConfig
 
 from detrt.data.scenes.phrases import COLOR_NAMES, HELD_OUT_COLORS, HELD_OUT_FILLS
 from detrt.data.scenes.scene import CLASSES, Scene
@@ -46,7 +47,8 @@ class PhraseProgress(Progress):
     scenes: int = 0  # seen, with repetition
 
 
-class PhraseTrainer(Trainer):
+class PhraseTrainer(Trainer[PhrasePool]):
+    config: GroundingDinoConfig
     progress: PhraseProgress
     recipe = Recipe(
         what="the prompted demo detector in src/detrt/models/embedded/phrases",
@@ -64,7 +66,8 @@ class PhraseTrainer(Trainer):
     )
 
     def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
-        self.model = build_model(args.seed).to(device)
+        self.model = build_model(args.seed)
+        move(self.model, device)
         sizes = (len(COLOR_NAMES), len(FILLS), len(CLASSES))
         self.heads = AttributeHeads(self.model.config.d_model, sizes).to(device)
         if device.type == "cuda":
@@ -128,7 +131,7 @@ class PhraseTrainer(Trainer):
         return save_model(state | self.ema, self.config, folder)
 
 
-def train(args: argparse.Namespace) -> Trainer:
+def train(args: argparse.Namespace) -> Trainer[PhrasePool]:
     return run(args, PhrasePool, PhraseTrainer)
 
 

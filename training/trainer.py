@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import PIL
@@ -55,6 +55,11 @@ class Recipe:
     notes: dict[str, Any] = field(default_factory=dict)  # further entries of the record
 
 
+def move(module: nn.Module, device: torch.device, memory_format: torch.memory_format = torch.preserve_format) -> None:
+    """Move a module to a device, in place. memory_format: of what has four axes."""
+    module.to(device, memory_format=memory_format)  # type: ignore[call-overload]  # PyTorch's types leave memory_format out
+
+
 def learning_rate(peak: float, done: float, step: int, warmup_steps: int) -> float:
     """Warm-up by steps, then a cosine over the share of the training that is `done` (0..1) down to 1 %."""
     cosine = 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done))
@@ -69,7 +74,10 @@ def follow(mean: dict[str, Tensor], live: dict[str, Tensor], decay: float, step:
     torch._foreach_lerp_([mean[name] for name in names], [live[name] for name in names], rate)
 
 
-class Trainer(ABC):
+Pool = TypeVar("Pool", bound=ScenePool)
+
+
+class Trainer(ABC, Generic[Pool]):
     """Model, its moving average, the optimiser and the schedule.
 
     `core` is the module whose parameters are trained, `live` its tensors that are averaged and kept in checkpoints.
@@ -95,8 +103,9 @@ class Trainer(ABC):
         plain = [p for p in core.parameters() if p.ndim < 2]
         for module in self.extra.values():
             decayed.extend(module.parameters())
+        groups: list[dict[str, Any]] = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(
-            [{"params": decayed}, {"params": plain, "weight_decay": 0.0}],
+            groups,
             lr=args.lr,
             fused=device.type == "cuda",
             **self.recipe.optimizer,
@@ -108,11 +117,11 @@ class Trainer(ABC):
     # What differs from script to script.
 
     @abstractmethod
-    def fill(self, pool: ScenePool) -> None:
+    def fill(self, pool: Pool) -> None:
         """Put the pool on the device, wait for the first scenes and say so."""
 
     @abstractmethod
-    def batch(self, pool: ScenePool, rng: np.random.Generator) -> Any:
+    def batch(self, pool: Pool, rng: np.random.Generator) -> Any:
         """What the next step learns from."""
 
     @abstractmethod
@@ -300,9 +309,9 @@ def versions_record() -> dict[str, str]:
 
 def train(
     args: argparse.Namespace,
-    build_pool: Callable[[int, int, int, int], ScenePool],
-    build_trainer: Callable[[argparse.Namespace, torch.device], Trainer],
-) -> Trainer:
+    build_pool: Callable[[int, int, int, int], Pool],
+    build_trainer: Callable[[argparse.Namespace, torch.device], Trainer[Pool]],
+) -> Trainer[Pool]:
     """Train until the time or the steps are used up, from the checkpoint if there is one.
 
     `build_pool` takes the number of scenes, the number of workers, the seed and the first chunk to draw.

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,8 +115,9 @@ class Served:
 async def answer_of(reader: asyncio.StreamReader) -> tuple[int, bytes, bool]:
     """Status and body of an answer, and whether the connection stays open."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
-    length = int(re.search(rb"content-length: (\d+)", head)[1])
-    return int(head[9:12]), await reader.readexactly(length), b"connection: close" not in head
+    length = re.search(rb"content-length: (\d+)", head)
+    assert length is not None, head
+    return int(head[9:12]), await reader.readexactly(int(length[1])), b"connection: close" not in head
 
 
 async def client(number: int, served: Served, samples: list[Sample], tally: Tally, running: Callable[[], bool]) -> None:
@@ -159,7 +160,7 @@ async def client(number: int, served: Served, samples: list[Sample], tally: Tall
 
 
 async def load(
-    served: Served, samples: list[Sample], clients: int, seconds: float, events: list[tuple[float, Callable[[], None]]] = ()
+    served: Served, samples: list[Sample], clients: int, seconds: float, events: Sequence[tuple[float, Callable[[], None]]] = ()
 ) -> tuple[Tally, float]:
     """Clients for some seconds; events: (seconds from the start, what happens then)."""
     tally = Tally()
