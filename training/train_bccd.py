@@ -24,10 +24,11 @@ import numpy as np
 import torch
 from demo_data import resize
 from demo_loss import Targets, denoising_queries, detection_loss
-from demo_model import INPUT_PX, PREPROCESSOR, run_in_bf16, save_model, start_values, write_model
+from demo_model import INPUT_PX, PREPROCESSOR, run_in_bf16, save_model, start_values
+from evaluation import write_json
 from PIL import Image
 from torch import Tensor, nn
-from trainer import follow, learning_rate
+from trainer import follow, learning_rate, move
 from transformers import PreTrainedModel, RTDetrV2Config, RTDetrV2ForObjectDetection
 from transformers.models.rt_detr_v2 import modeling_rt_detr_v2
 
@@ -105,16 +106,18 @@ class Referenced:
         from detrt.models.load import load_source
 
         source = load_source(args.model)
-        config = type(source.module.config).from_dict(changed(source.module.config.to_dict(), args.config))
+        module = source.module
+        assert isinstance(module, PreTrainedModel)
+        config = type(module.config).from_dict(changed(module.config.to_dict(), args.config))
         config.id2label = dict(enumerate(names))
         config.label2id = {name: k for k, name in enumerate(names)}
         config.auxiliary_loss = True
         torch.manual_seed(args.seed)
-        self.trained = self.model = type(source.module)(config)
-        assert isinstance(self.model, PreTrainedModel)
-        self.frozen = thaw_batch_norms(self.model)
+        self.trained = self.model = type(module)(config)
+        # Transformers' BatchNorm, which is frozen, counts no batches.
+        self.counters = {f"{name}.num_batches_tracked" for name in thaw_batch_norms(self.model)}
         start_values(self.model)
-        self.in_bf16 = [self.model.model.backbone]
+        self.in_bf16 = [self.model.get_submodule("model.backbone")]
         entry = source.spec.input
         self.mean, self.std = (torch.tensor(values).view(3, 1, 1) for values in (entry.mean, entry.std))
         normalized = {"do_normalize": True, "image_mean": list(entry.mean), "image_std": list(entry.std)}
@@ -129,16 +132,11 @@ class Referenced:
         return self.trained((pixels - mean) / std, labels=labels).loss
 
     def save(self, state: dict[str, Tensor], folder: Path) -> Path:
-        self.model.config.architectures = [type(self.model).__name__]
-        counters = tuple(f"{name}.num_batches_tracked" for name in self.frozen)
-        # Tied weights are stored once, under the name that comes first.
-        kept: dict[tuple[int, ...], str] = {}
-        live = self.model.state_dict()
-        for name, tensor in live.items():
-            kept.setdefault((tensor.data_ptr(), *tensor.shape), name)
-        left_out = tuple(n for n, t in live.items() if t.numel() and kept[(t.data_ptr(), *t.shape)] != n)
-        state = {name: tensor for name, tensor in state.items() if name not in (*left_out, *counters)}
-        return write_model(state, self.model.config, folder, (), {"preprocessor_config": self.described})
+        self.model.load_state_dict(state)
+        kept = {name: tensor for name, tensor in self.model.state_dict().items() if name not in self.counters}
+        self.model.save_pretrained(folder, state_dict=kept)
+        write_json(folder / "preprocessor_config.json", self.described)
+        return folder
 
 
 def thaw_batch_norms(model: nn.Module) -> list[str]:
@@ -146,7 +144,7 @@ def thaw_batch_norms(model: nn.Module) -> list[str]:
     names = [name for name, module in model.named_modules() if type(module).__name__.endswith("FrozenBatchNorm2d")]
     for name in names:
         parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, nn.BatchNorm2d(len(model.get_submodule(name).running_mean)))
+        setattr(model.get_submodule(parent), last, nn.BatchNorm2d(len(model.get_buffer(f"{name}.running_mean"))))
     return names
 
 
@@ -197,7 +195,7 @@ def train(args: argparse.Namespace) -> Path:
     images, rows, names = load_split(args.data, "train", args.size)
     images = images.to(device)
     detector = (Referenced if args.model else Embedded)(names, args)
-    detector.model.to(device, memory_format=torch.channels_last)
+    move(detector.model, device, torch.channels_last)
     core = detector.trained
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
