@@ -300,6 +300,20 @@ def test_what_does_not_run_says_one_next_step(bundle):
         assert str(caught.value).count("uild one with") == count
 
 
+def test_where_a_gpu_is_named_the_engine_for_it_says_the_next_step(bundle, monkeypatch):
+    import onnxruntime
+
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this ONNX Runtime has a GPU")
+    folder = bundle("onnx")
+    with pytest.raises(SessionError, match="cannot run on cuda:0: .* Install onnxruntime-gpu"):
+        open_session(folder, device="cuda:0")
+    monkeypatch.setattr(sessions, "open_engine", no_gpu)
+    with pytest.raises(SessionError) as caught:
+        open_session(bundle("onnx", "engine"), device="cuda:0")
+    assert str(caught.value).endswith("cannot run on cuda:0: model.engine: no GPU in this test")
+
+
 def test_one_device_means_the_same_for_every_kind(bundle):
     """A GPU is never replaced by the CPU, and the CPU is what runs where it is named."""
     import onnxruntime

@@ -70,9 +70,8 @@ class OnnxOpener(GraphOpener):
         except DetrtError as error:
             if provider == CPU:
                 raise
-            raise SessionError(
-                f"'{bundle.folder}' cannot run on {provider}: {'; '.join([*search.reasons, str(error)])}"
-            ) from None
+            # What was built for the device comes first: making that run is the one next step.
+            raise SessionError(f"'{bundle.folder}' cannot run on {provider}: {search.why or error}") from None
         if search.reasons:
             session.add_note(
                 f"running the ONNX file with ONNX Runtime, because nothing else of the bundle can run here: {search.why}"
