@@ -17,8 +17,7 @@ def test_package_is_marked_as_typed():
     assert (Path(detrt.__file__).parent / "py.typed").is_file()
 
 
-@pytest.mark.slow
-def test_public_api_type_checks():
+def test_public_api_and_programs_type_check():
     """With the settings of `make lint`; an ignored error that is none any more fails as well."""
     pytest.importorskip("mypy", reason="needs the 'dev' extra")
     done = subprocess.run([sys.executable, "-m", "mypy", "--no-incremental"], cwd=ROOT, capture_output=True, text=True)
