@@ -145,6 +145,20 @@ def kernel_margins(
     return margins
 
 
+def kernel_over_blocks(side: int, padding: int, stride: int) -> tuple[int, int, tuple[int, int]]:
+    """One axis of a convolution's kernel over blocks of `stride` pixels, which it moves along by one block.
+
+    Args:
+        side: of the kernel. padding: zeros before the image, pixels.
+
+    Returns:
+        The first and the last block that it reads, relative to the block of its output, and how many zeros before and after the
+        kernel make it as long as these blocks.
+    """
+    first, last = -padding // stride, (side - 1 - padding) // stride
+    return first, last, (-padding - stride * first, stride * (last + 1) - side + padding)
+
+
 def plugin_operators(model_onnx: Path) -> list[str]:
     """Operators in an ONNX file that only a TensorRT plugin runs, without loading it."""
     return named_in(model_onnx, PLUGIN_NODES)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from ...graph.operators import kernel_over_blocks
 from .nodes import Constants, aten, call, conv_args, is_low, value_of
 
 _ALIGNMENT = 8  # of channels, for kernels that read whole vectors
@@ -169,7 +170,7 @@ def fold_stem(graph: fx.GraphModule) -> int:
 
 def _blocks(side: int, kernel: int, padding: int) -> tuple[int, int, int]:
     """(pixels added before, after, blocks of two) along one side for a kernel over blocks."""
-    first, last = -padding // 2, (kernel - 1 - padding) // 2  # blocks that the kernel reaches
+    first, last, _ = kernel_over_blocks(kernel, padding, 2)
     outputs = (side + 2 * padding - kernel) // 2 + 1
     count = outputs + last - first
     return -2 * first, 2 * count + 2 * first - side, count
@@ -178,11 +179,8 @@ def _blocks(side: int, kernel: int, padding: int) -> tuple[int, int, int]:
 def _block_weight(weight: Tensor, padding: tuple[int, ...]) -> Tensor:
     """(out, 16, rows, columns) over blocks of 2x2 pixels, channels in the order (row, column, channel), four of zeros."""
     out, channels, *kernel = weight.shape
-    margins = []
-    for size, pad in zip(kernel, padding, strict=True):
-        first, last = -pad // 2, (size - 1 - pad) // 2
-        margins.append((-pad - 2 * first, 2 * last + 1 - (size - 1 - pad)))
-    whole = F.pad(weight, (*margins[1], *margins[0]))
+    above, beside = (kernel_over_blocks(size, pad, 2)[2] for size, pad in zip(kernel, padding, strict=True))
+    whole = F.pad(weight, (*beside, *above))
     rows, columns = whole.shape[2] // 2, whole.shape[3] // 2
     blocks = whole.reshape(out, channels, rows, 2, columns, 2).permute(0, 3, 5, 1, 2, 4).reshape(out, 4 * channels, rows, columns)
     return F.pad(blocks, (0, 0, 0, 0, 0, 16 - 4 * channels)).contiguous(memory_format=torch.channels_last)

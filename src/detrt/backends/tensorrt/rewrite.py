@@ -53,6 +53,7 @@ def rewrite(
 def rewrite_typed(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpec, folder: Path) -> Rewritten:
     """`rewrite` for a builder that obeys the types of the graph. Raises GraphError."""
     from ... import graph
+    from ...graph.blocks import convolve_blocks
     from ...graph.dialect import for_typed_parser
     from ...graph.msda_plugin import set_plugin_version
     from ...graph.raise_msda import gather_by_level
@@ -74,6 +75,8 @@ def rewrite_typed(onnx: Path, row: Version, config: EngineConfig, spec: ModelSpe
         grid_sample_linear=row.grid_sample_linear,
         scatter_reduction=row.scatter_reduction,
     )
+    if row.blocks:
+        changes["convolutions over blocks"] = convolve_blocks(model)
     if row.msda_plugin:
         changes["plugin versions"] = set_plugin_version(model, row.msda_plugin)
     if not +changes:

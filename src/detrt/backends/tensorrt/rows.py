@@ -31,6 +31,7 @@ class Version:
         plugins: interface of plugin layers, "" where there are none.
         msda_plugin: newest version of NVIDIA's MultiscaleDeformableAttnPlugin_TRT, "" where there is none.
         by_level_for: which families' deformable attention gathers level by level, because it was measured to be faster.
+        blocks: whether convolutions of three channels read blocks of pixels (`graph.blocks`), because kernels for few channels are slow.
         dialect: module and name of its `Dialect`, such as "detrt.backends.tensorrt.dialect:TYPED".
         state: what is known about detrt with it.
     """
@@ -45,6 +46,7 @@ class Version:
     plugins: str = "IPluginV3"
     msda_plugin: str = ""
     by_level_for: str = ""
+    blocks: bool = False
     dialect: str = "detrt.backends.tensorrt.dialect:TYPED"
     state: str = ""
 

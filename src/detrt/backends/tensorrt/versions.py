@@ -36,10 +36,10 @@ VERSIONS: tuple[Version, ...] = (
     Version("tensorrt", (10, 11), 20, _16, msda_plugin="2", state="not run"),
     Version("tensorrt", (10, 12), 22, _16, msda_plugin="2", state="not run; oldest that NVIDIA recommends for strong typing"),
     Version("tensorrt", (11, 0), 22, _16, msda_plugin="2", state="not run; JetPack 7.2.2 has 11.4"),
-    Version("tensorrt-rtx", (1, 0), 22, _16, plugins="", by_level_for=SAMPLING_ENCODER, state="not run"),
-    Version("tensorrt-rtx", (1, 4), 22, _16, plugins="", by_level_for=SAMPLING_ENCODER, state="1.4.0 and 1.6.1 run on H100s and H200s, which NVIDIA does not list"),
+    Version("tensorrt-rtx", (1, 0), 22, _16, plugins="", by_level_for=SAMPLING_ENCODER, blocks=True, state="not run"),
+    Version("tensorrt-rtx", (1, 4), 22, _16, plugins="", by_level_for=SAMPLING_ENCODER, blocks=True, state="1.4.0 and 1.6.1 run on H100s and H200s, which NVIDIA does not list"),
     Version(
-        "tensorrt-rtx", (1, 7), 22, _16, grid_sample_linear=True, plugins="", by_level_for=SAMPLING_ENCODER,
+        "tensorrt-rtx", (1, 7), 22, _16, grid_sample_linear=True, plugins="", by_level_for=SAMPLING_ENCODER, blocks=True,
         state="engines are built and read here; not run on a GPU, and it refuses an H100",
     ),
 )  # fmt: skip
