@@ -37,12 +37,15 @@ def test_noise_and_offset_are_those_of_the_formula(low):
     plan = QuantPlan({FC1: "normed"})
     found = measure(model, SPEC, images(), plan, {"normed": 2.5}, low)[FC1]
     weight = next(numpy_helper.to_array(t) for t in model.graph.initializer if t.name == "w1")
-    x = values_of(model, "normed").reshape(-1, 32).astype(np.float64)
-    scale, columns = (
-        float(activation_scale(2.5, low)),
-        weight_scales(weight, 1 if low == Precision.INT8 else None, low).astype(np.float64),
-    )
-    error = round_to_precision(x / scale, low) * scale @ (round_to_precision(weight / columns, low) * columns) - x @ weight
+    x = values_of(model, "normed").reshape(-1, 32).astype(np.float16).astype(np.float64)  # as the graph has them
+    scale = float(activation_scale(2.5, low))
+    if low == Precision.INT8:
+        columns = weight_scales(weight, 1, low).astype(np.float64)
+        rounded = round_to_precision(weight / columns, low) * columns
+    else:
+        assert found.weight is not None
+        rounded = found.weight[0].T.astype(np.float64)
+    error = round_to_precision(x / scale, low) * scale @ rounded - x @ weight
     np.testing.assert_allclose(found.offset, error.mean(0), atol=1e-5)
     assert found.noise == pytest.approx(error.var(0).sum() / (x @ weight).var(0).sum(), rel=1e-3)
 
@@ -56,8 +59,7 @@ def test_noise_and_offset_are_those_of_the_formula(low):
         ((2, 3), {"dilations": [2, 3], "pads": [3, 3, 3, 3], "strides": [1, 2]}),
     ],
 )
-def test_sampled_positions_give_the_convolution(kernel, attributes, monkeypatch):
-    monkeypatch.setattr(noise_module, "SAMPLES", 10**6)
+def test_sampled_positions_give_the_convolution(kernel, attributes):
     rng = np.random.default_rng(2)
     weight = rng.normal(size=(8, 3, *kernel)).astype(np.float32)
     conv = node("Conv", ["pixels", "w"], ["grid"], name="/c/Conv", **attributes)
@@ -67,9 +69,9 @@ def test_sampled_positions_give_the_convolution(kernel, attributes, monkeypatch)
         outputs=[("grid", TensorProto.FLOAT, ["n", "c", "h", "w"])],
         spec=None,
     )
-    layer = noise_module._layer(noise_module.GraphView.typed(model), model.graph.node[1], Precision.INT8)
+    layer = noise_module._layer(noise_module.GraphView.typed(model), model.graph.node[1])
     pixels = np.stack([p.transpose(2, 0, 1) for p in images()]).astype(np.float32)
-    got = noise_module._sample(layer, pixels, rng) @ layer.weight.T
+    got = noise_module._sample(layer, pixels, 10**6, rng).astype(np.float32) @ layer.weight.T
     want = ReferenceEvaluator(model).run(None, {"pixel_values": pixels.astype(np.uint8)})[0]  # (images, 8, h, w)
     np.testing.assert_allclose(got, want.transpose(0, 2, 3, 1).reshape(-1, 8), rtol=1e-4, atol=1e-2)
 
@@ -206,8 +208,31 @@ def test_fp8_subtracts_the_mean_of_a_channel_where_it_helps():
     for one in (plain, found):
         low = onnx.ModelProto.FromString(model.SerializeToString())
         correct_biases(low, plan, {"/body/Conv": one})
-        insert_qdq(low, plan, thresholds, Precision.FP8, {} if one.centre is None else {"/body/Conv": one.centre})
+        centres = {} if one.centre is None else {"/body/Conv": one.centre}
+        insert_qdq(low, plan, thresholds, Precision.FP8, centres, weights={"/body/Conv": one.weight})
         errors.append(np.abs(values_of(emulate(low), "made") - want))
     assert errors[1].mean() < 0.9 * errors[0].mean()
     # What is outside of the image is zero before the subtraction, so the border is as exact as the rest.
     assert errors[1][:, :, 0].mean() < 2 * errors[1].mean()
+
+
+def test_fp8_weights_are_rounded_for_the_inputs_of_their_layer():
+    """Less is lost than with each weight at its nearest value, and the graph has these weights, in the layout of each layer."""
+    config = PrecisionConfig("fp8", calibration="x", min_fraction=0.0, quantize_fraction=1.0)
+    model = pixel_model()
+    known = calibrate(model, SPEC, config, images(40))
+    want = {name: values_of(model, name) for name in ("grid2", "outer")}
+
+    def errors(calibration):
+        typed, _ = apply_precision(model, SPEC, config, images(), calibration=calibration)
+        emulated = emulate(typed)
+        return typed, {name: float((values_of(emulated, name) - exact).var()) for name, exact in want.items()}
+
+    typed, together = errors(known)
+    stored = {tensor.name: numpy_helper.to_array(tensor).astype(np.float32) for tensor in typed.graph.initializer}
+    made = {n.name: stored[n.input[0]].T * stored[n.input[1]] for n in typed.graph.node if n.name.endswith("/Weight")}
+    np.testing.assert_allclose(made[f"{BODY}/Weight"].reshape(32, 32).T, known.noise[BODY].weight[0], rtol=1e-6)
+    np.testing.assert_allclose(made[f"{FC1}/Weight"], known.noise[FC1].weight[0], rtol=1e-6)
+    known.noise = {name: LayerNoise(one.noise, one.offset, one.centre, None) for name, one in known.noise.items()}
+    nearest = errors(known)[1]
+    assert all(together[name] < 0.95 * nearest[name] for name in want), (together, nearest)

@@ -1,7 +1,7 @@
 """What each precision costs on real weights and photographs: AP of the typed graph against the FP32 graph.
 
 Femto on both sets of `coco_permissive`, each image also mirrored (148 images): fewer cannot resolve the bar. Atto
-misses it in BF16 and FP8, which docs/guide/precision.md says.
+is at it in BF16 (docs/results/precision.md).
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def apply_precision(
             # The nodes are the same, and so are the decisions that the plan rests on; the constants are new.
             rules.view = GraphView.typed(copy)
     typing = Typing() if config.base == Precision.FP32 else retype(copy, rules, config.base)
-    centres = {n: c for n in plan.activations if n in calibration.noise and (c := calibration.noise[n].centre) is not None}
+    known = {name: calibration.noise[name] for name in plan.activations if name in calibration.noise}
     quantized = 0
     if plan.activations:
         quantized = insert_qdq(
@@ -149,7 +149,8 @@ def apply_precision(
             plan,
             dict(calibration.thresholds),
             target,
-            centres,
+            {name: one.centre for name, one in known.items() if one.centre is not None},
+            weights={name: one.weight for name, one in known.items() if one.weight is not None},
             base=config.base,
             positive=calibration.positive,
         )

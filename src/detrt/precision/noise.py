@@ -1,19 +1,20 @@
 """Quantization noise of each layer, and the bias that quantization adds to its channels.
 
-Both come from one pass of the FP32 graph over the calibration images. Every layer is computed twice on a seeded sample of its
-input, exact and quantized, so that the cost does not grow with the size of the images.
+Both come from one pass of the FP32 graph over the calibration images. Every layer is computed exact and quantized on a seeded
+sample of its input, so that the cost does not grow with the size of the images.
 
  - The offset is the mean error of each output channel; subtracting it from the bias costs nothing at run time (bias correction:
    Nagel et al., arXiv:1906.04721, section 4.2).
  - The noise is the variance of the error over that of the result. It decides which layers stay in 16 bits.
  - FP8 has a relative error, so that after a ReLU the rounding error is as large as the mean. The mean of each channel is therefore
    subtracted before the rounding if this reduces the noise, and its product with the weights, a constant, is added to the bias.
+ - Half of the noise of FP8 is that of the weights: they are rounded together for the sampled inputs (`rounding.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
@@ -25,9 +26,12 @@ from ..graph.view import GraphView, attribute
 from ..spec import ModelSpec, Precision
 from ..system import CountProgress
 from .calibrate import run_tensors
-from .quantize import QuantPlan, activation_scale, centred_threshold, round_to_precision, scale_axis, weight_scales
+from .quantize import QuantPlan, activation_scale, centred_threshold, round_to_precision, scale_axis, weight_rows, weight_scales
+from .rounding import round_weights
 
 SAMPLES = 192  # positions of an image at which a layer is computed
+MAX_SAMPLES = 10_000  # of all images together
+LARGEST = Precision.FP16.max_value  # of what is sampled
 MAX_CENTRED_NOISE = 0.8  # centring costs a subtraction: it must leave at most this fraction of the noise
 NOISY_REASON = "most sensitive to 8 bits for its fraction of the work"
 
@@ -36,22 +40,22 @@ NOISY_REASON = "most sensitive to 8 bits for its fraction of the work"
 class LayerNoise:
     """noise: variance of the error over the variance of the result. offset: (channels,) mean error, to be subtracted from the
     bias. centre: (inputs,) subtracted from each input channel before rounding, or None; the offset then includes its product with
-    the weights."""
+    the weights. weight: rounded for these inputs, (channels, inputs), and its scales; None: each to its nearest value."""
 
     noise: float
     offset: NDArray[np.float32]
     centre: NDArray[np.float32] | None = None
+    weight: tuple[NDArray[np.float32], NDArray[np.float16]] | None = None
 
 
 @dataclass(slots=True)
 class _Layer:
     node: onnx.NodeProto
     weight: NDArray[np.float32]  # (channels, inputs)
-    low: NDArray[np.float32]  # the same, rounded
     kernel: tuple[int, ...]  # of a convolution, else empty
-    sums: NDArray[np.float64]  # (6, channels): result, result^2, error, error^2, and the error and its square if centred
+    has_bias: bool
     centre: NDArray[np.float32] | None = None  # (inputs,)
-    count: int = 0
+    samples: list[NDArray[np.float16]] = field(default_factory=list)  # of inputs, (positions, inputs) of each image
 
 
 def measure(
@@ -73,56 +77,45 @@ def measure(
     """
     view = GraphView.typed(model)
     by_name = {node.name: node for node in view.nodes}
-    layers = {name: _layer(view, by_name[name], low) for name in plan.activations}
+    layers = {name: _layer(view, by_name[name]) for name in plan.activations}
     for name, tensor in plan.activations.items():
-        if means and tensor in means and _bias_of(view, by_name[name], len(layers[name].weight)) is not None:
+        if means and tensor in means and layers[name].has_bias:
             layers[name].centre = means[tensor].astype(np.float16).astype(np.float32)  # as stored in the graph
     readers: dict[str, list[str]] = {}
     for name, tensor in plan.activations.items():
         readers.setdefault(tensor, []).append(name)
     generator = np.random.default_rng(0)
+    positions = max(1, min(SAMPLES, MAX_SAMPLES // len(images)))
+    result: dict[str, LayerNoise] = {}
 
     def visit(tensor: str, array: NDArray[np.float32]) -> None:
-        unsigned = tensor in positive
-        scale = float(activation_scale(thresholds[tensor], low, positive=unsigned))
         for name in readers[tensor]:
             layer = layers[name]
-            exact = _sample(layer, np.asarray(array, np.float32), generator)
-            result = exact @ layer.weight.T
-            error = round_to_precision(exact / scale, low, positive=unsigned) * scale @ layer.low.T - result
-            layer.sums[:4] += [result.sum(0), (result**2).sum(0), error.sum(0), (error**2).sum(0)]
-            layer.count += len(exact)
-            if layer.centre is not None:
-                centred = exact - np.repeat(layer.centre, exact.shape[1] // len(layer.centre))
-                step = float(activation_scale(centred_threshold(thresholds[tensor], layer.centre), low))
-                error = round_to_precision(centred / step, low) * step @ layer.low.T - result
-                layer.sums[4:] += [error.sum(0), (error**2).sum(0)]
+            layer.samples.append(_sample(layer, array, positions, generator))
+            if len(layer.samples) == len(images) and any(len(one) for one in layer.samples):
+                result[name] = _result(layer, thresholds[tensor], low, positive=tensor in positive)
+                layer.samples.clear()
 
     run_tensors(model, spec, images, sorted(readers), visit, progress, sizes)
-    return {name: _result(layer) for name, layer in layers.items() if layer.count}
+    return result
 
 
-def _layer(view: GraphView, node: onnx.NodeProto, low: Precision) -> _Layer:
+def _layer(view: GraphView, node: onnx.NodeProto) -> _Layer:
     weight = numpy_helper.to_array(view.constants[node.input[1]]).astype(np.float32)
+    rows = weight_rows(node, weight)
     kernel = weight.shape[2:] if node.op_type == "Conv" else ()
-    if node.op_type == "Conv":
-        weight = weight.reshape(len(weight), -1)
-    elif not attribute(node, "transB", 0):
-        weight = weight.T
-    axis = None if scale_axis(node, low) is None else 0  # outputs come first here
-    scale = weight_scales(weight, axis, low).astype(np.float32).reshape(-1, 1)
-    return _Layer(node, weight, round_to_precision(weight / scale, low) * scale, kernel, np.zeros((6, len(weight))))
+    return _Layer(node, rows, kernel, _bias_of(view, node, len(rows)) is not None)
 
 
-def _sample(layer: _Layer, x: NDArray[np.float32], generator: np.random.Generator) -> NDArray[np.float32]:
-    """Input patches of a layer at sampled positions: (positions, inputs)."""
+def _sample(layer: _Layer, x: NDArray[np.float32], positions: int, generator: np.random.Generator) -> NDArray[np.float16]:
+    """Input patches of a layer at sampled positions: (at most `positions`, inputs)."""
 
     def choose(count: int) -> NDArray[np.int64]:
-        return generator.choice(count, SAMPLES, replace=False) if count > SAMPLES else np.arange(count)
+        return generator.choice(count, positions, replace=False) if count > positions else np.arange(count)
 
     if not layer.kernel:
         x = x.reshape(-1, x.shape[-1])
-        return x[choose(len(x))]
+        return _half(x[choose(len(x))])
     node, (tall, wide) = layer.node, layer.kernel
     strides, steps = attribute(node, "strides", [1, 1]), attribute(node, "dilations", [1, 1])
     top, left, bottom, right = attribute(node, "pads", [0, 0, 0, 0])
@@ -134,17 +127,45 @@ def _sample(layer: _Layer, x: NDArray[np.float32], generator: np.random.Generato
     down = row[:, None] * strides[0] + np.arange(tall) * steps[0]  # (positions, tall)
     along = column[:, None] * strides[1] + np.arange(wide) * steps[1]
     patches = x[image[:, None, None], :, down[:, :, None], along[:, None, :]]  # (positions, tall, wide, channels)
-    return patches.transpose(0, 3, 1, 2).reshape(len(image), -1)
+    return _half(patches.transpose(0, 3, 1, 2).reshape(len(image), -1))
 
 
-def _result(layer: _Layer) -> LayerNoise:
-    mean, square, error, error_square, centred_error, centred_error_square = layer.sums / layer.count
-    signal = float((square - mean**2).sum())
-    noise = float((error_square - error**2).sum())
-    centred_noise = float((centred_error_square - centred_error**2).sum())
-    if layer.centre is not None and centred_noise < MAX_CENTRED_NOISE * noise:
-        return LayerNoise(centred_noise / signal if signal > 0 else np.inf, centred_error.astype(np.float32), layer.centre)
-    return LayerNoise(noise / signal if signal > 0 else np.inf, error.astype(np.float32))
+def _half(x: NDArray[np.float32]) -> NDArray[np.float16]:
+    """Half the memory; the graph has these values in FP16 too."""
+    return x.clip(-LARGEST, LARGEST).astype(np.float16)
+
+
+def _result(layer: _Layer, threshold: float, low: Precision, *, positive: bool) -> LayerNoise:
+    exact = np.concatenate(layer.samples).astype(np.float32)
+    result = exact @ layer.weight.T
+    signal = float(result.var(0, dtype=np.float64).sum())
+    axis = None if scale_axis(layer.node, low) is None else 0  # outputs come first here
+    scale = weight_scales(layer.weight, axis, low).astype(np.float32).reshape(-1, 1)
+    nearest = round_to_precision(layer.weight / scale, low) * scale
+
+    def rounded(values: NDArray[np.float32], limit: float, *, unsigned: bool) -> NDArray[np.float32]:
+        step = float(activation_scale(limit, low, positive=unsigned))
+        return round_to_precision(values / step, low, positive=unsigned) * step
+
+    def found(inputs: NDArray[np.float32], weight: NDArray[np.float32]) -> tuple[float, NDArray[np.float32]]:
+        error = inputs @ weight.T - result
+        noise = float(error.var(0, dtype=np.float64).sum())
+        return noise / signal if signal > 0 else np.inf, error.mean(0, dtype=np.float64).astype(np.float32)
+
+    centre, read, inputs = None, exact, rounded(exact, threshold, unsigned=positive)
+    noise, offset = found(inputs, nearest)
+    if layer.centre is not None:
+        moved = exact - np.repeat(layer.centre, exact.shape[1] // len(layer.centre))
+        centred = rounded(moved, centred_threshold(threshold, layer.centre), unsigned=False)
+        centred_noise, centred_offset = found(centred, nearest)
+        if centred_noise < MAX_CENTRED_NOISE * noise:
+            centre, read, inputs, noise, offset = layer.centre, moved, centred, centred_noise, centred_offset
+    weight = None
+    if low == Precision.FP8:
+        weight = round_weights(layer.weight, inputs, inputs - read, axis, low, has_bias=layer.has_bias)
+    if weight is not None:
+        noise, offset = found(inputs, weight[0])
+    return LayerNoise(noise, offset, centre, weight)
 
 
 def exclude_noisy(

@@ -360,6 +360,13 @@ def channel_axis(node: onnx.NodeProto) -> int:
     return 1 if node.op_type == "Conv" else -1
 
 
+def weight_rows(node: onnx.NodeProto, weight: NDArray) -> NDArray:
+    """The weight of a layer as (channels, inputs)."""
+    if node.op_type == "Conv":
+        return weight.reshape(len(weight), -1)
+    return weight if attribute(node, "transB", 0) else weight.T
+
+
 def insert_qdq(
     model: onnx.ModelProto,
     plan: QuantPlan,
@@ -367,6 +374,7 @@ def insert_qdq(
     low: Precision,
     centres: Mapping[str, NDArray[np.float32]] | None = None,
     *,
+    weights: Mapping[str, tuple[NDArray[np.float32], NDArray[np.float16]]] | None = None,
     base: Precision = Precision.FP16,
     positive: Collection[str] = (),
 ) -> int:
@@ -374,6 +382,7 @@ def insert_qdq(
 
     thresholds: tensor of the FP32 graph -> the |x| that maps to the largest value of the type.
     centres: node -> (inputs,) subtracted from its input channels first; its bias compensates for that.
+    weights: node -> its rounded weight, (channels, inputs), and scales; others are rounded to their nearest values.
     base: FP16, or FP32. positive: tensors of the FP32 graph that are stored unsigned.
     Layers that read a tensor in the same way share one pair. For FP16, raises the opset to 19, the first with FP16 scales.
     """
@@ -383,7 +392,7 @@ def insert_qdq(
     graph = model.graph
     constants = {tensor.name: tensor for tensor in graph.initializer}
     pairs: dict[tuple[str, tuple[int, ...]], str] = {}
-    weights_done: dict[tuple[str, int], str] = {}
+    weights_done: dict[tuple[str, int | None, str], str] = {}
     nodes: list[onnx.NodeProto] = []
 
     def add_pair(source: str, target: str, tensor: str, limit: float, label: str) -> None:
@@ -415,11 +424,15 @@ def insert_qdq(
             if any(pads):
                 drop_attribute(node, "pads")
             axis = scale_axis(node, low)
-            key = (node.input[1], axis)
+            given = (weights or {}).get(node.name)
+            key = (node.input[1], axis, node.name if given else "")
             if key not in weights_done:
-                weights_done[key] = f"{node.input[1]}/{low}"
+                weights_done[key] = f"{node.name if given else node.input[1]}/{'weight/' if given else ''}{low}"
                 weight = numpy_helper.to_array(constants[node.input[1]]).astype(np.float32)
-                nodes.append(_weight_pair(graph, weight, axis, weights_done[key], low, node.name, kind))
+                weight, scale = (
+                    (_from_rows(node, given[0], weight.shape), given[1]) if given else (weight, weight_scales(weight, axis, low))
+                )
+                nodes.append(_weight_pair(graph, weight, scale.astype(kind), axis, weights_done[key], low, node.name))
             node.input[0], node.input[1] = pairs[name, pads], weights_done[key]
         nodes.append(node)
         if node.name in plan.results:
@@ -435,6 +448,11 @@ def insert_qdq(
     graph.initializer.extend(copies)
     del graph.value_info[:]
     return len(plan.activations)
+
+
+def _from_rows(node: onnx.NodeProto, rows: NDArray, shape: tuple[int, ...]) -> NDArray:
+    """The weight of a layer from its `weight_rows`."""
+    return rows.reshape(shape) if node.op_type == "Conv" else weight_rows(node, rows)
 
 
 def _padding(node: onnx.NodeProto) -> tuple[int, ...]:
@@ -473,13 +491,12 @@ def _activation_pair(
 def _weight_pair(
     graph: onnx.GraphProto,
     weight: NDArray[np.float32],
+    scale: NDArray,
     axis: int | None,
     target: str,
     low: Precision,
     layer: str,
-    kind: np.dtype,
 ) -> onnx.NodeProto:
-    scale = weight_scales(weight, axis, low).astype(kind)
     scaled = weight / _along(scale, axis, weight.ndim)
     if low == Precision.INT8:
         raw = round_to_precision(scaled, low).astype(np.int8).tobytes()
