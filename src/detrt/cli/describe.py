@@ -79,10 +79,11 @@ def kernel_rows(ref: str) -> list[dict[str, Any]]:
     Raises:
         DetrtError: nothing there, damaged, or no builder counted any.
     """
-    if (kind := kind_of(ref)) == "bundle":
+    source = kind_of(ref)
+    if source == "bundle":
         engines = [(entry.path, entry.engine) for entry in Bundle.open(ref).files if entry.engine is not None]
     else:
-        row = row_of(kind)
+        row = row_of(source)
         engines = [(Path(ref).name, read_sidecar(Path(ref))[1])] if row is not None and row.sidecar else []
     rows = [
         {"engine": name, "kind": kind, "kernels": number}
@@ -93,7 +94,7 @@ def kernel_rows(ref: str) -> list[dict[str, Any]]:
     if not rows:
         raise SessionError(
             f"'{ref}' has no engine whose kernels were counted, as the builder of TensorRT-RTX does, without a GPU; build one with: "
-            f"detrt build {ref if kind == 'bundle' else 'MODEL -o OUT'} --target tensorrt-rtx"
+            f"detrt build {ref if source == 'bundle' else 'MODEL -o OUT'} --target tensorrt-rtx"
         )
     return rows
 

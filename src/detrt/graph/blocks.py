@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 from .clean import drop_dead
 from .nodes import replace_nodes
 from .operators import kernel_over_blocks
-from .view import GraphView, attribute, inferred
+from .view import attribute, inferred
 
 _FEW = 4  # channels of an image, with opacity
 
@@ -22,13 +22,13 @@ def convolve_blocks(model: onnx.ModelProto) -> int:
     A kernel of 7x7 over 3 channels with stride 2 becomes one of 4x4 over 12 with stride 1, one of 16x16 with stride 16, a ViT's patches,
     one of 1x1 over 768; the products are the same. The image's size must be known, and be whole blocks.
     """
-    view = GraphView(model)
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
     shapes: dict[str, list[int]] = {}
     nodes: list[onnx.NodeProto] = []
     count = 0
-    for node in view.nodes:
-        weight = view.array(node.input[1]) if node.op_type == "Conv" else None
-        if weight is None or weight.ndim != 4 or weight.shape[1] > _FEW or attribute(node, "group", 1) != 1:
+    for node in model.graph.node:
+        tensor = constants.get(node.input[1]) if node.op_type == "Conv" else None
+        if tensor is None or len(tensor.dims) != 4 or tensor.dims[1] > _FEW or attribute(node, "group", 1) != 1:
             nodes.append(node)
             continue
         if not shapes:
@@ -37,7 +37,7 @@ def convolve_blocks(model: onnx.ModelProto) -> int:
                 value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim]
                 for value in (*graph.input, *graph.value_info)
             }
-        written = _over_blocks(node, weight, shapes.get(node.input[0], ()))
+        written = _over_blocks(node, numpy_helper.to_array(tensor), shapes.get(node.input[0], ()))
         if written is None:
             nodes.append(node)
             continue
