@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import files
 from .backends import targets as rows
-from .backends.building import MODEL, Builder, BuildPlan, Stage, Work, entry_of
+from .backends.building import MODEL, Builder, BuildPlan, Stage, Trial, Work, entry_of
 from .backends.shared import SharedOptions, builds, configs_of
 from .backends.target import Target
 from .backends.targets import GRAPH, graph_opener
@@ -128,10 +128,15 @@ def build(
             work.export(str(model), export, load, jobs)
             return_freed_memory()  # of the checkpoint: engines and packages are built by processes beside this one
         if precision.target != Precision.FP32:
-            if precision.target.quantized and export.check and any(job.builder.compares(job.configs) for job in jobs):
+            if (
+                (precision.target.quantized or precision.searches)
+                and export.check
+                and any(job.builder.compares(job.configs) for job in jobs)
+            ):
                 work.convert_plain(Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="detrt-plain-"))))
                 work.average_precision = _average_precision(precision.calibration, work.warnings)
-            work.convert()
+            makes = [job for job in jobs if job.makes] if precision.searches else []
+            work.convert(makes[0].builder.trial(makes[0].configs, work.spec) if len(makes) == 1 else None)
         if not grows:
             work.add_files()
         for job in jobs:
@@ -359,15 +364,14 @@ class _GraphWork(Work):
         self.spec, self.provenance = report.spec, replace(source.provenance, options=options)
         self.notes.extend((*source.notes, *name_notes(source.spec.labels)))
 
-    def convert(self) -> None:
-        """The precision stage; its options and its report go into the provenance."""
+    def convert(self, trial: Trial | None = None) -> None:
+        """The precision stage; its options and its report go into the provenance. trial: times what a search tries."""
         from .precision.stage import convert_file, facts_of
 
         start = time.perf_counter()
         say = self.say
-        report = convert_file(
-            self.folder / MODEL, self.spec, self.precision, lambda done, text: say("precision", done, text), self.folder
-        )
+        path, precision = self.folder / MODEL, self.precision
+        report = convert_file(path, self.spec, precision, lambda done, text: say("precision", done, text), self.folder, trial)
         size = sum(path.stat().st_size for path in self.folder.glob(MODEL + "*"))
         self.done(f"precision {report.precision}", start, size, report.verdict)
         self.warnings.extend(report.warnings)
@@ -375,11 +379,11 @@ class _GraphWork(Work):
         self.record("precision", facts)
 
     def convert_plain(self, folder: Path) -> None:
-        """Write the graph in 16 bits that a quantized one is compared with into a folder, before `convert`."""
+        """Write the graph that one in lower precision is compared with into a folder, before `convert`."""
         from .precision.stage import convert_file
 
         shutil.copytree(self.folder, folder, dirs_exist_ok=True)
-        config = self.precision.unquantized()
+        config = self.precision.plain()
         stage = f"precision {config.precision}"
         convert_file(folder / MODEL, self.spec, config, lambda done, text: self.say(stage, done, text))
         self.plain = folder / MODEL

@@ -618,3 +618,8 @@ class Precision(str, Enum):
     def base(self) -> Precision:
         """The precision of what is not quantized: FP16 beside INT8 and FP8, else itself."""
         return Precision.FP16 if self.quantized else self
+
+    @property
+    def plain(self) -> Precision:
+        """What an engine in this precision has to be faster than: one in FP16 beside 8 bits, in FP32 beside 16."""
+        return Precision.FP16 if self.quantized else Precision.FP32

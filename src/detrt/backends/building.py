@@ -57,7 +57,7 @@ class Work:
         entries: the files of the bundle.
         spec, provenance: of the graph.
         average_precision: AP (0..1) of an opened model on annotated calibration images; None where there are none.
-        plain: of a graph that this build quantized, the one in 16 bits instead, where a builder compares the two; else None.
+        plain: of a graph whose precision this build lowered, the one that its engine has to be faster than, where a builder compares the two.
     """
 
     spec: ModelSpec
@@ -106,6 +106,23 @@ def entry_of(folder: Path, name: str, kind: str, facts: EngineFacts | None = Non
     return BundleFile(kind, name, files.sha256_of(path), path.stat().st_size, facts)
 
 
+class Trial(ABC):
+    """Builds graphs of one model as `build` would, and times them on this machine, for the search of `precision=auto`.
+
+    where: what builds and runs them, in words; what was measured elsewhere is not comparable.
+    """
+
+    where: str
+
+    @abstractmethod
+    def open(self, graph: Path) -> Session:
+        """The detector of an ONNX file, built and opened. Raises EngineError."""
+
+    @abstractmethod
+    def times(self, session: Session, plain: Session) -> tuple[float, float]:
+        """Median milliseconds of a run of each, run in turns. Raises SessionError."""
+
+
 class Builder(ABC):
     """Builds the files of one backend. Its configs are objects of one class, `Target.config`."""
 
@@ -136,6 +153,10 @@ class Builder(ABC):
     def compares(self, configs: Sequence[Any]) -> bool:
         """Whether `ExportConfig.check` says something about the files, so that it has an effect without an export."""
         return False
+
+    def trial(self, configs: Sequence[Any], spec: ModelSpec) -> Trial | None:
+        """What builds and times graphs here for the search of precisions; None: it runs them in ONNX Runtime."""
+        return None
 
     def prepare(self, configs: Sequence[Any], work: Work) -> None:
         """What other backends may use, before any of them is built."""

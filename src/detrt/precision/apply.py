@@ -68,7 +68,8 @@ class PrecisionReport:
     @property
     def verdict(self) -> str:
         parts = ", ".join(f"{kind} {fraction:.1%}" for kind, fraction in self.fractions.by_type.items())
-        return f"{parts} of MatMul and Conv, {self.casts} casts"
+        searched = f"; {self.search['verdict']}" if self.search else ""
+        return f"{parts} of MatMul and Conv, {self.casts} casts{searched}"
 
     def to_dict(self) -> dict[str, Any]:
         """For `detrt.json`: without the ranges, which have a file of their own."""
@@ -94,11 +95,13 @@ def apply_precision(
     *,
     progress: Progress | None = None,
     calibration: Calibration | None = None,
+    left_out: Sequence[str] = (),
 ) -> tuple[onnx.ModelProto, PrecisionReport]:
     """Give a copy of a graph the types of `config`.
 
     Inputs and outputs keep their types. For FP16 the overflow scan runs on the calibration images: without them
-    ranges are unknown, and the report says so. calibration: a calibration to use again.
+    ranges are unknown, and the report says so. calibration: a calibration to use again. left_out: module paths that a search leaves in
+    16 bits beside 8, and in FP32 beside 16.
 
     Raises:
         GraphError: a graph that does not support the type, or no images though the type needs them.
@@ -123,8 +126,12 @@ def apply_precision(
         keep_fp32 = calibration.fp16_failures
     elif config.base == Precision.BF16:
         keep_fp32 = output_layers(view, Rules(view, config.base), counts, MAX_EXACT_FRACTION)
-    rules = Rules(view, config.base, config.keep_fp32, keep_fp32)
+    kept = config.keep_fp32 if target.quantized else (*config.keep_fp32, *left_out)
+    rules = Rules(view, config.base, kept, keep_fp32)
     plan = plan_quantization(view, rules, target, fuses=config.fuses) if target.quantized else QuantPlan()
+    for name in [name for name in plan.activations if matches(name, left_out)]:
+        del plan.activations[name]
+        plan.excluded[name] = "the search leaves its block out"
     if plan.activations:
         if config.fuses:
             exclude_halves(view, rules, plan)

@@ -233,10 +233,15 @@ class PrecisionConfig:
     def required_fraction(self) -> float:
         return self.target.min_fraction if self.min_fraction is None else self.min_fraction
 
-    def unquantized(self) -> PrecisionConfig:
-        """Of a precision of 8 bits: 16 bits, with the choices that are for these as well."""
+    @property
+    def searches(self) -> bool:
+        """Whether the graph is the result of a search."""
+        return self.precision == "auto"
+
+    def plain(self) -> PrecisionConfig:
+        """What the result has to be faster than (`Precision.plain`), with the choices that are for it as well."""
         names = ("calibration", "calibration_images", "prompt", "keep_fp32", "margin")
-        return PrecisionConfig(self.target.base, min_fraction=0.0, **{name: getattr(self, name) for name in names})
+        return PrecisionConfig(self.target.plain, min_fraction=0.0, **{name: getattr(self, name) for name in names})
 
     def without_search(self) -> PrecisionConfig:
         """Of "auto": the same choices with the low precision of the search in its place."""

@@ -28,6 +28,7 @@ from .config import RANGES, SEARCH_PLOT, SEARCH_STATE, PrecisionConfig
 from .search import Search, plot
 
 if TYPE_CHECKING:
+    from ..backends.building import Trial
     from ..export.trace import ExportReport
 
 E = TypeVar("E", bound="Exported")
@@ -93,8 +94,11 @@ def convert_file(
     config: PrecisionConfig,
     progress: Progress | None = None,
     extras: Path | None = None,
+    trial: Trial | None = None,
 ) -> PrecisionReport:
-    """Convert an ONNX file in place; `extras`: folder for `ranges.json` and the files of the search.
+    """Convert an ONNX file in place.
+
+    extras: folder for `ranges.json` and the files of the search. trial: builds and times what the search measures.
 
     Raises:
         GraphError, ImageError, GateError: see `apply_precision` and `Search.run`.
@@ -116,7 +120,7 @@ def convert_file(
     if images and spec.text is not None:
         images = PromptedImages(images, text_feeds(path, config.prompt or DRAWN_SCENE_PROMPT))
     if config.precision == "auto":
-        typed, report = _search(path, model, spec, config, images, coco, progress, extras)
+        typed, report = _search(path, model, spec, config, images, coco, progress, extras, trial)
     else:
         typed, report = apply_precision(model, spec, config, images, progress=progress)
     if use_drawn:
@@ -157,6 +161,7 @@ def _search(
     coco: Path | None,
     progress: Progress,
     extras: Path | None,
+    trial: Trial | None,
 ) -> tuple[onnx.ModelProto, PrecisionReport]:
     low = config.without_search()
     calibration = calibrate(model, spec, low, images, progress=progress)
@@ -168,10 +173,14 @@ def _search(
         annotations = (coco, folder_of_images(load_dataset(coco)))
     with contextlib.ExitStack() as stack:
         prompted = stack.enter_context(open_prompted(path)) if spec.text is not None else None
-        result = Search(model, spec, replace(config, state=state), images, calibration, annotations, progress, prompted).run()
-    chosen = replace(low, keep_fp32=(*config.keep_fp32, *result.fp32_blocks), min_fraction=config.min_fraction or 0.0)
-    typed, report = apply_precision(model, spec, chosen, images, progress=progress, calibration=calibration)
+        searched = replace(config, state=state)
+        result = Search(model, spec, searched, images, calibration, annotations, progress, prompted, trial).run()
+    chosen = replace(low, min_fraction=config.min_fraction or 0.0)
+    typed, report = apply_precision(
+        model, spec, chosen, images, progress=progress, calibration=calibration, left_out=result.paths
+    )
     report.search = result.to_dict()
+    report.warnings = (*report.warnings, *result.warnings)
     if extras is not None:
         files.write_text(extras / SEARCH_PLOT, plot(result))
         if config.state is not None and config.state.is_file():

@@ -10,8 +10,9 @@ from pathlib import Path
 from ...bundle import EngineFacts, text_encoder_beside
 from ...errors import EngineError, ExportError, GateError, MissingPackageError
 from ...models.families import Family
-from ...spec import Precision
-from ..building import MODEL, Builder, BuildPlan, Work
+from ...spec import ModelSpec, Precision
+from ...system import compute_capabilities_here
+from ..building import MODEL, Builder, BuildPlan, Trial, Work
 from ..shared import SharedOptions
 from .bindings import check_installed, is_installed, load_trt
 from .build import BuiltEngine, build_engine, check_sms, runs_here
@@ -66,6 +67,13 @@ class EngineBuilder(Builder):
         # An engine is compared with its graph, so that --no-check says something about it.
         return any(map(runs_here, configs))
 
+    def trial(self, configs: Sequence[EngineConfig], spec: ModelSpec) -> Trial | None:
+        if len(configs) != 1 or not compute_capabilities_here() or not runs_here(configs[0]):
+            return None
+        from .trial import EngineTrial
+
+        return EngineTrial(configs[0], spec)
+
     def build(self, configs: Sequence[EngineConfig], plan: BuildPlan, work: Work) -> None:
         built = [engine for config in configs for engine in self.build_engines(work, config, compare=plan.export.check)]
         for path in dict.fromkeys(config.layers for config in configs if config.layers is not None):
@@ -100,7 +108,7 @@ class EngineBuilder(Builder):
         if compare and runs_here(config):
             text_path = None if text_engine is None else text_engine.path
             self._compare_engine(work, engine.path, text_path, config, precision or Precision.FP32)
-            if precision is not None and precision.quantized:
+            if precision is not None and (precision.quantized or work.precision.searches):
                 self._require_gain(work, engine.path, text_path, config, precision)
         return [engine] if text_engine is None else [engine, text_engine]
 
@@ -148,8 +156,10 @@ class EngineBuilder(Builder):
     def _require_gain(
         self, work: Work, engine: Path, text_engine: Path | None, config: EngineConfig, precision: Precision
     ) -> None:
-        """Refuse an engine in 8 bits that is not faster here than without quantization, or that loses AP."""
+        """Refuse an engine that is not faster here than the plain one, or that loses AP: one in 8 bits, or the result of a search."""
         from .gain import AP_LOSS, measure_gain
+
+        kind, allowed = work.precision.budget or ("", 0.0)
 
         start, name = time.perf_counter(), engine.name
         found = measure_gain(
@@ -160,14 +170,15 @@ class EngineBuilder(Builder):
             plain_graph=work.plain,
             text_engine=text_engine,
             average_precision=work.average_precision,
+            ap_loss=allowed / 100 if kind == "ap" else AP_LOSS,
             progress=lambda fraction, text: work.say(f"gain {name}", fraction, text),
         )
         work.done(f"gain {config.label}", start, 0, found.verdict)
         work.record("engine_gains", {**work.provenance.options.get("engine_gains", {}), name: found.to_dict()})
         if not found.passed:
             raise GateError(
-                f"the engine '{name}' in {precision} is not worth having on this GPU: {found.verdict} without quantization; it must be "
-                f"faster, and lose at most {AP_LOSS} AP. Choose `precision={precision.base}`; `check=False` builds without this "
+                f"the engine '{name}' in {precision} is not worth having on this GPU: {found.verdict} in {precision.plain}; it must be "
+                f"faster, and lose at most {found.ap_loss:g} AP. Choose `precision={precision.plain}`; `check=False` builds without this "
                 "measurement and without the comparison"
             )
 

@@ -1,0 +1,138 @@
+"""The search of precisions with times. A trial whose engines ONNX Runtime runs, and whose times follow from the types of their layers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
+pytest.importorskip("onnxruntime")
+
+from precision_graphs import SPEC, images, pixel_model
+
+from detrt import graph
+from detrt.backends.building import Trial
+from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.errors import EngineError, GateError
+from detrt.graph.emulate_low_precision import emulate
+from detrt.graph.view import HALF, GraphView
+from detrt.precision import PrecisionConfig, search
+from detrt.precision.apply import apply_precision, calibrate
+from detrt.precision.search import Search, blocks_of, joined, plot
+
+# Milliseconds that a layer takes in FP32 and in FP16; a conversion between them takes 0.1.
+LAYERS = {"stem": (2, 2.5), "body": (3, 1), "fc1": (4, 2), "fc2": (4, 2), "class_head": (1, 0.9), "box_head": (1, 0.5)}
+
+
+class Modelled(Trial):
+    def __init__(self, where="tensorrt-rtx 1.6 on a GPU", layers=LAYERS, broken=()):
+        self.where, self.layers, self.broken, self.opened = where, layers, broken, []
+
+    def open(self, path):
+        typed = graph.load(path)
+        session = OnnxSession(emulate(typed).SerializeToString(), SPEC)
+        view = GraphView.typed(typed)
+        low = {name: any(view.types.get(node.output[0]) == HALF for node in view.nodes if name in node.name.split("/")
+                         and node.op_type in ("Conv", "MatMul")) for name in self.layers}  # fmt: skip
+        self.opened.append({name for name in low if low[name]})
+        if self.opened[-1] and self.opened[-1] <= set(self.broken):
+            raise EngineError("TensorRT refused it")
+        casts = sum(node.op_type == "Cast" for node in view.nodes)
+        session.ms = sum(times[low[name]] for name, times in self.layers.items()) + 0.1 * casts
+        return session
+
+    def times(self, session, plain):
+        return session.ms, plain.ms
+
+
+@pytest.fixture(scope="module")
+def searched():
+    """Makes a Search of a model whose FFN overflows beyond what FP16 holds, or does not."""
+    config, prepared = PrecisionConfig("auto", calibration="x", budget=("drift", 0.02)), {}
+    for scale in (1.0, 4e4):
+        model = pixel_model(scale)
+        prepared[scale > 1] = model, replace(calibrate(model, SPEC, config.without_search(), images()), fp16_failures={})
+
+    def make(trial, progress=None, overflows=True, **changes):
+        model, blind = prepared[overflows]
+        return Search(model, SPEC, replace(config, **changes), images(), blind, trial=trial, progress=progress)
+
+    return make
+
+
+@pytest.mark.parametrize(("overflows", "allowed"), [(True, 0.0005), (True, 0.02), (False, 0.0005), (False, 0.02)])
+def test_the_result_is_the_fastest_of_all_within_the_budget(searched, overflows, allowed):
+    """Beside every choice of blocks: also where all are within the budget, the first convolution stays in FP32, because it gains nothing."""
+    whole, said = searched(Modelled(), overflows=overflows), []
+    every = {}
+    for count in range(len(whole.blocks)):
+        for left_out in itertools.combinations(whole.blocks, count):
+            every[left_out] = whole._measure("drift", left_out, "")
+    fastest = min((one for one in every.values() if one.loss <= allowed), key=lambda one: one.ms)
+    trial = Modelled()
+    result = searched(trial, lambda fraction, text: said.append((fraction, text)), overflows, budget=("drift", allowed)).run()
+    assert result.result.ms == fastest.ms < result.result.plain_ms and result.result.loss <= allowed
+    assert len(trial.opened) == result.runs + 1 <= 1 + 3 + 2 * 6 + 3  # the plain engine is built once
+    assert "backbone.stem" in result.left_out and any("fc" in block for block in result.left_out) == overflows
+    assert f"{result.result.ms:.3g} ms instead of {result.result.plain_ms:.3g} in fp32" in result.verdict
+    assert [text.split(":")[0] for _, text in said[:2]] == ["measurement 1 of at most 18", "measurement 2 of at most 18"]
+    assert all(0 < fraction <= 1 for fraction, _ in said)
+    drawn = plot(result)
+    assert f"{result.alone['box_head'].ms:.4g} ms instead of" in drawn and f"{result.result.ms:.3g} ms instead of" in drawn
+
+
+def test_a_search_goes_on_where_it_ran_and_begins_again_on_another_gpu(searched, tmp_path):
+    state = tmp_path / "search.json"
+    first = searched(Modelled(), state=state).run()
+    rows = json.loads(state.read_text())
+    assert rows["where"] == "tensorrt-rtx 1.6 on a GPU" and all(
+        {"loss", "ms", "plain_ms"} <= set(row) for row in rows["measured"].values()
+    )
+    again = Modelled()
+    second = searched(again, state=state).run()
+    assert (second.runs, again.opened, second.left_out, second.warnings) == (0, [], first.left_out, ())
+    other = searched(Modelled("tensorrt-rtx 1.7 on a GPU"), state=state).run()
+    assert other.runs == first.runs and "1.6 on a GPU; they are made again with tensorrt-rtx 1.7" in other.warnings[0]
+    without = searched(None, state=state).run()
+    assert without.result.ms is None and "no times" in without.verdict and len(without.warnings) == 1
+
+
+def test_what_cannot_be_built_is_not_the_result(searched):
+    result = searched(Modelled(broken=["body"]), budget=("drift", 1.9)).run()
+    assert any("backbone.body in fp16 could not be built" in warning for warning in result.warnings)
+    assert result.result.ms is not None and result.result.loss <= 1.9
+
+
+def test_a_low_type_that_gains_nothing_is_refused(searched):
+    slow = {name: (one, one + 1) for name, (one, _) in LAYERS.items()}
+    with pytest.raises(GateError, match=r"none with a block in fp16 is faster .* `precision=fp32`"):
+        searched(Modelled(layers=slow), budget=("drift", 1.9)).run()
+
+
+def test_neighbours_are_joined_where_engines_are_timed(monkeypatch, searched):
+    model = pixel_model()
+    blocks = blocks_of(model)
+    assert joined(model, blocks, 6) == {block: (block,) for block in blocks}
+    groups = joined(model, blocks, 2)
+    assert list(groups) == ["backbone.stem to encoder.layers.0.fc1", "encoder.layers.0.fc2 to box_head"]
+    assert [path for paths in groups.values() for path in paths] == blocks
+    monkeypatch.setattr(search, "MAX_TIMED_BLOCKS", 3)
+    result = searched(Modelled()).run()
+    assert len(result.alone) == 3 and set(result.paths) < set(blocks) and len(result.paths) > len(result.left_out)
+
+
+def test_beside_8_bits_a_block_is_left_out_in_16_bits():
+    """In FP32 it would be slower than without the search."""
+    model = pixel_model()
+    config = PrecisionConfig("fp8", calibration="x", min_fraction=0.0, quantize_fraction=1.0)
+    calibration = calibrate(model, SPEC, config, images())
+    kinds = []
+    for left_out in ((), ("encoder.layers.0.fc1",)):
+        typed, report = apply_precision(model, SPEC, config, calibration=calibration, left_out=left_out)
+        view = GraphView.typed(typed)
+        kinds.append((view.types[view.nodes[view.index["inner"]].output[0]], report.quantized))
+    assert kinds[0][0] == kinds[1][0] == HALF and kinds[1][1] == kinds[0][1] - 1
+    assert report.excluded["/encoder/layers.0/fc1/MatMul"] == "the search leaves its block out"
