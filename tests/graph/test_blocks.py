@@ -8,10 +8,13 @@ import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
 
+from detrt.backends.onnxruntime.session import run_graph
 from detrt.backends.tensorrt.config import EngineConfig
 from detrt.backends.tensorrt.rewrite import rewrite
 from detrt.backends.tensorrt.versions import row_of
 from detrt.graph.blocks import convolve_blocks
+from detrt.models.contract import trace_size
+from detrt.models.example_inputs import example_feeds
 
 
 def convolution(size, kernel, stride, pads, *, channels=3, group=1, bias=True, kind=np.float32):
@@ -83,6 +86,24 @@ def test_other_convolutions_stay(model):
     before = model.SerializeToString()
     assert convolve_blocks(model) == 0
     assert model.SerializeToString() == before
+
+
+def test_graphs_without_names_of_nodes(tmp_path, exported):
+    """As other tools write them: what stands in place of two nodes has two names, and values of two names."""
+    report = exported("rt_detr_v2")
+    model = onnx.load(report.path)
+    for node in model.graph.node:
+        node.name = ""
+    onnx.save(model, tmp_path / "model.onnx")
+    folder = tmp_path / "rewritten"
+    folder.mkdir()
+    config = EngineConfig(target="tensorrt-rtx", batch=(1, 1, 1))
+    written = rewrite(tmp_path / "model.onnx", row_of("tensorrt-rtx", "1.6.1"), config, report.spec, folder)
+    assert written.changes["MatMul"] > 1
+    feeds = example_feeds(report.spec, 2, trace_size(report.spec))
+    plain = run_graph(report.path.read_bytes(), feeds)
+    for name, value in run_graph(written.path.read_bytes(), feeds).items():
+        np.testing.assert_allclose(value, plain[name], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("target", "version", "blocks"), [("tensorrt-rtx", "1.6.1", True), ("tensorrt", "10.12", False)])

@@ -30,6 +30,7 @@ def model():
 
 def test_round_trip_keeps_model_and_spec(model, tmp_path):
     path = tmp_path / "new" / "model.onnx"
+    io.name_nodes(model)
     graph.save(graph.with_spec(model, make_spec()), path)
     assert graph.load(path) == model
     assert graph.read_spec(path) == make_spec()
@@ -42,6 +43,18 @@ def test_with_spec_replaces_only_the_spec(model):
     graph.with_spec(graph.with_spec(model, make_spec()), other)
     assert [p.key for p in model.metadata_props] == ["author", io.SPEC_KEY]
     assert type(other).from_json(model.metadata_props[1].value) == other
+
+
+def test_nodes_get_names_of_their_own(model, tmp_path):
+    """ONNX Runtime refuses a name that is there twice, and what is written in place of a node has its name."""
+    nodes = [
+        helper.make_node("Relu", ["x" if not i else f"y{i - 1}"], [f"y{i}"], name)
+        for i, name in enumerate(("", "a", "a", "", "a.1"))
+    ]
+    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y4")]
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", info[:1], info[1:])), tmp_path / "model.onnx")
+    names = [node.name for node in graph.load(tmp_path / "model.onnx").graph.node]
+    assert len(set(names)) == 5 and "" not in names and names[1] == "a"
 
 
 BROKEN = {

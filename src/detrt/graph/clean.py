@@ -12,7 +12,7 @@ import onnx
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from .io import to_bytes
+from .io import name_nodes, to_bytes
 from .nodes import DEFAULT_DOMAINS, GraphBuilder, default_opset, drop_attribute, replace_nodes, subgraphs
 from .view import attribute
 
@@ -22,16 +22,12 @@ _WRAPPER = "/model"
 
 def readable_names(model: onnx.ModelProto) -> None:
     """Give every node a unique name of module path and operator, in place; tensor names are not changed."""
-    counts: dict[str, int] = {}
-    for index, node in enumerate(model.graph.node):
-        name = node.name or f"/{node.op_type}_{index}"
+    for node in model.graph.node:
+        name = node.name
         if re.search(r"_output_\d+$", name):  # a node that a fusion named after a tensor
             name = f"{name.rsplit('/', 1)[0]}/{node.op_type}"
-        if name.startswith(_WRAPPER + "/"):
-            name = name[len(_WRAPPER) :]
-        count = counts.get(name, 0)
-        counts[name] = count + 1
-        node.name = f"{name}.{count}" if count else name
+        node.name = name[len(_WRAPPER) :] if name.startswith(_WRAPPER + "/") else name
+    name_nodes(model)
 
 
 def fold_constants(model: onnx.ModelProto) -> None:

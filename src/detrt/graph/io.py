@@ -35,7 +35,7 @@ def _onnx() -> object:
 
 
 def load(path: Path | str, *, weights: bool = True) -> onnx.ModelProto:
-    """Read an ONNX file.
+    """Read an ONNX file; every node gets a name of its own (`name_nodes`).
 
     Raises:
         GraphError: missing, empty, truncated or not ONNX, or its external weights are missing.
@@ -56,7 +56,25 @@ def load(path: Path | str, *, weights: bool = True) -> onnx.ModelProto:
         raise GraphError(f"'{path}' is {what}") from None
     if not model.graph.node:
         raise GraphError(f"'{path}' contains no graph: truncated or not ONNX; export it again")
+    name_nodes(model)
     return model
+
+
+def name_nodes(model: onnx.ModelProto) -> None:
+    """Give nodes without a name, or with that of an earlier node, one of their own, in place.
+
+    What is written in place of a node, and what is known of it, such as its precision, is found by its name.
+    """
+    taken: set[str] = {""}
+    counts: Counter[str] = Counter()
+    for index, node in enumerate(model.graph.node):
+        name = wanted = node.name or f"/{node.op_type}_{index}"
+        while name in taken:
+            counts[wanted] += 1
+            name = f"{wanted}.{counts[wanted]}"
+        taken.add(name)
+        if name != node.name:
+            node.name = name
 
 
 def save(model: onnx.ModelProto, path: Path | str) -> None:
