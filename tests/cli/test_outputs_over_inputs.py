@@ -12,7 +12,7 @@ from text_models import write_text_bundle
 
 from detrt import files
 from detrt.cli import app, load_command
-from detrt.cli.options import TEXT, outputs_of
+from detrt.cli.options import outputs_of
 from detrt.errors import OutputError
 
 NAMES = [one.name for one in app.registered_commands]
@@ -88,9 +88,7 @@ PAIRS = [
     for name, line in LINES.items()
     for flag, mark in ((max(parameters(name)[one].opts, key=len), mark) for one, mark in written(name).items())
     for word in line[1:]
-    if not word.startswith("-")
-    and word not in ("onnx", "fresh")
-    and (mark is TEXT or flag in ("--plot", "--state", "--resume", "--timing-cache"))
+    if not word.startswith("-") and word not in ("onnx", "fresh") and (mark.text or flag in ("--plot", "--timing-cache"))
 ]
 
 
@@ -135,6 +133,28 @@ def test_a_text_replaces_no_other_kind_of_file(cli, folder, target):
     before = digests(folder)
     assert "no text" in cli("info", "bundle", "--json", target, code=2).err
     assert digests(folder) == before
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_file_is_not_named_as_standard_output_is(cli, folder, name):
+    """Where `-` is standard output, `--help` says so; elsewhere no file `-` is written."""
+    before = digests(folder)
+    tried = 0
+    for one, mark in written(name).items():
+        parameter = parameters(name)[one]
+        flag = max(parameter.opts, key=len)
+        if "stdout" in parameter.help or not mark.path or flag in LINES[name] or set(parameter.opts) & set(LINES[name]):
+            continue
+        assert f"{flag} is '-'" in cli(*LINES[name], flag, "-", code=2).err
+        tried += 1
+        assert digests(folder) == before
+    assert tried or name in ("export", "info", "triton-repo", "deepstream")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_says_where_standard_output_is(name):
+    for one, mark in written(name).items():
+        assert not (mark.path and "stdout" in (parameters(name)[one].help or "")), one
 
 
 def test_two_outputs_need_two_paths(cli, folder):

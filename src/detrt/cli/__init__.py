@@ -78,6 +78,9 @@ class _Command(TyperCommand):
 
         written = outputs_of(self.callback)
         flags = {one.name: max(one.opts, key=len) for one in self.params}
+        for name, mark in written.items():
+            if str(ctx.params[name]) == "-" and mark.path:
+                raise DetrtError(f"{flags[name]} is '-', which stands for standard output, and writes files only; give a path")
         inputs = [path for name, value in ctx.params.items() if name not in written for path in paths_in(value)]
         outputs = [
             files.Output(Path(value), flags[name], written[name].text)

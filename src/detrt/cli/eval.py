@@ -36,7 +36,7 @@ class EvalOptions:
         default=None,
         metadata={
             "help": "Resume file, updated after every batch; --against MODEL has its own, FILE.against.jsonl.",
-            "writes": "file",
+            "writes": "text",
         },
     )
     image_decoder: str = field(default="cpu", metadata=IMAGE_DECODER)

@@ -24,7 +24,7 @@ import glob
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
@@ -44,9 +44,13 @@ Config = TypeVar("Config")
 
 @dataclass(frozen=True, slots=True)
 class Writes:
-    """In the annotation of a parameter: that its path is written. text: by a text; else an image, a graph or a folder."""
+    """In the annotation of a parameter: that its path is written.
+
+    text: by a text; else an image, a graph or a folder. path: the parameter is a Path, in which "-" is not standard output.
+    """
 
     text: bool
+    path: bool = False
 
 
 TEXT, FILE = Writes(True), Writes(False)
@@ -169,7 +173,12 @@ def outputs_of(function: Callable[..., Any]) -> dict[str, Writes]:
     """Parameter -> what a command writes to its path."""
     hints = get_type_hints(function, include_extras=True)
     marks = ((name, mark) for name, hint in hints.items() for mark in getattr(hint, "__metadata__", ()))
-    return {name: mark for name, mark in marks if isinstance(mark, Writes)}
+    return {name: replace(mark, path=_takes_path(hints[name])) for name, mark in marks if isinstance(mark, Writes)}
+
+
+def _takes_path(hint: Any) -> bool:
+    kind = get_args(hint)[0]  # of Annotated
+    return Path in (kind, *get_args(kind))
 
 
 def paths_in(values: Any) -> Iterator[str]:

@@ -150,7 +150,7 @@ class PrecisionConfig:
         default=None,
         metadata={
             "help": "Resume file of `precision=auto`.",
-            "writes": "file",
+            "writes": "text",
             "panel": "Precision",
             "needs": {"precision": ("auto",)},
         },

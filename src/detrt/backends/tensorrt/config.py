@@ -111,7 +111,7 @@ class EngineConfig:
         default=None,
         metadata={
             "help": "Write the kernels of the engines with their types to this file, a JSON object a line.",
-            "writes": "file",
+            "writes": "text",
             "panel": "Engine",
             "needs": {"target": ("tensorrt-rtx",)},
             "instead": "TensorRT names the layers of an engine where it runs: `detrt bench` with parts",
