@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -31,8 +33,10 @@ def values_of(model, tensor):
     return np.concatenate(found)
 
 
+@pytest.mark.parametrize("block", (noise_module.BLOCK, 20))
 @pytest.mark.parametrize("low", (Precision.INT8, Precision.FP8))
-def test_noise_and_offset_are_those_of_the_formula(low):
+def test_noise_and_offset_are_those_of_the_formula(low, block, monkeypatch):
+    monkeypatch.setattr(noise_module, "BLOCK", block)
     model = pixel_model()
     plan = QuantPlan({FC1: "normed"})
     found = measure(model, SPEC, images(), plan, {"normed": 2.5}, low)[FC1]
@@ -48,6 +52,55 @@ def test_noise_and_offset_are_those_of_the_formula(low):
     error = round_to_precision(x / scale, low) * scale @ rounded - x @ weight
     np.testing.assert_allclose(found.offset, error.mean(0), atol=1e-5)
     assert found.noise == pytest.approx(error.var(0).sum() / (x @ weight).var(0).sum(), rel=1e-3)
+
+
+@pytest.mark.parametrize("value", (0.0, 0.1, -1e30))
+def test_the_spread_of_blocks_is_that_of_all_values(value):
+    rng = np.random.default_rng(4)
+    values = (rng.normal(size=(1000, 5)) * [1e-3, 1, 1e3, 1, 1] + [1e3, 0, 0, 0, -7]).astype(np.float32)
+    values[:, 3] = value  # constant: no variance at all, also not of rounding
+    spread = noise_module._Spread()
+    for start in range(0, 1000, 64):
+        spread.add(values[start : start + 64])
+        spread.add(values[:0])
+    np.testing.assert_allclose(spread.mean, values.mean(0, dtype=np.float64), rtol=1e-12)
+    np.testing.assert_allclose(spread.squares / spread.count, values.var(0, dtype=np.float64), rtol=1e-9)
+    assert spread.squares[3] == 0
+
+
+def fed(monkeypatch, arrays):
+    """`measure` of FC1 on the arrays instead of images."""
+
+    def run(model, spec, images, names, visit, *_):
+        for one in images:
+            visit("normed", one)
+
+    monkeypatch.setattr(noise_module, "run_tensors", run)
+    return lambda low: measure(pixel_model(), SPEC, arrays, QuantPlan({FC1: "normed"}), {"normed": 2.5}, low).get(FC1)
+
+
+def test_int8_keeps_no_sample(monkeypatch):
+    peaks = []
+    for count in (5, 50):
+        arrays = [np.random.default_rng(i).normal(size=(1, noise_module.SAMPLES, 32)).astype(np.float32) for i in range(count)]
+        found = fed(monkeypatch, arrays)
+        tracemalloc.start()
+        found(Precision.INT8)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.1 * peaks[0]
+
+
+@pytest.mark.parametrize("low", (Precision.INT8, Precision.FP8))
+def test_layers_without_a_sample_have_no_noise_and_nan_does_not_spread(low, monkeypatch):
+    empty, row = np.zeros((1, 0, 32), np.float32), np.ones((1, 3, 32), np.float32)
+    row[0, 1] = np.arange(32)
+    bad = row.copy()
+    bad[0, 2, 5], bad[0, 2, 6] = np.nan, np.inf
+    assert fed(monkeypatch, [empty, empty])(low) is None
+    for arrays in ([row, empty], [bad, row]):
+        found = fed(monkeypatch, arrays)(low)
+        assert np.isfinite(found.noise) and np.isfinite(found.offset).all()
 
 
 @pytest.mark.parametrize(

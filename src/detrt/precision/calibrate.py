@@ -428,14 +428,14 @@ def largest_step(low: Precision, positive: bool) -> float:
     return 255.0 if positive else low.max_value
 
 
-def fp8_exponent(values: NDArray) -> NDArray:
+def fp8_exponent(values: NDArray) -> NDArray[np.int32]:
     """Exponents of non-negative values in E4M3, from -6, that of subnormal numbers."""
-    return np.maximum(np.floor(np.log2(np.maximum(values, 1e-30))), -6.0)
+    return np.frexp(np.maximum(values, 2.0**-6))[1] - 1
 
 
 def round_fp8(values: NDArray) -> NDArray:
     """Non-negative values rounded to E4M3: 3 bits after the point, exponents from -6, at most 448."""
-    step = 2.0 ** (fp8_exponent(values) - 3)
+    step = np.ldexp(values.dtype.type(1), fp8_exponent(values) - 3)
     return np.minimum(np.rint(values / step) * step, Precision.FP8.max_value)
 
 

@@ -1,7 +1,8 @@
 """Quantization noise of each layer, and the bias that quantization adds to its channels.
 
 Both come from one pass of the FP32 graph over the calibration images. Every layer is computed exact and quantized on a seeded
-sample of its input, so that the cost does not grow with the size of the images.
+sample of its input, so that the cost does not grow with the size of the images. INT8 needs sums, to which positions
+add a block at a time. FP8 reads all of its sample up to four times; products of inputs, which could replace it, are larger for most layers.
 
  - The offset is the mean error of each output channel; subtracting it from the bias costs nothing at run time (bias correction:
    Nagel et al., arXiv:1906.04721, section 4.2).
@@ -13,8 +14,8 @@ sample of its input, so that the cost does not grow with the size of the images.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
@@ -27,10 +28,11 @@ from ..spec import ModelSpec, Precision
 from ..system import CountProgress
 from .calibrate import run_tensors
 from .quantize import QuantPlan, activation_scale, centred_threshold, round_to_precision, scale_axis, weight_rows, weight_scales
-from .rounding import round_weights
+from .rounding import Moments, round_weights
 
 SAMPLES = 192  # positions of an image at which a layer is computed
 MAX_SAMPLES = 10_000  # of all images together
+BLOCK = 512  # of them that are computed at once, at least
 LARGEST = Precision.FP16.max_value  # of what is sampled
 MAX_CENTRED_NOISE = 0.8  # centring costs a subtraction: it must leave at most this fraction of the noise
 NOISY_REASON = "most sensitive to 8 bits for its fraction of the work"
@@ -49,13 +51,75 @@ class LayerNoise:
 
 
 @dataclass(slots=True)
+class _Spread:
+    """Mean and variance of every channel of values that come in blocks (Chan, Golub and LeVeque, 1979)."""
+
+    count: int = 0
+    mean: NDArray[np.float64] = field(default_factory=lambda: np.zeros(()))
+    squares: NDArray[np.float64] = field(default_factory=lambda: np.zeros(()))  # sums of squared distances from the mean
+
+    def add(self, values: NDArray[np.float32]) -> None:
+        """values: (positions, channels)."""
+        if not len(values):
+            return
+        mean, total = values.mean(0, dtype=np.float64), self.count + len(values)
+        step = mean - self.mean
+        self.squares = self.squares + ((values - mean) ** 2).sum(0) + step**2 * (self.count * len(values) / total)
+        self.mean = self.mean + step * (len(values) / total)
+        self.count = total
+
+    @property
+    def variance(self) -> float:
+        """Sum of the variances of all channels."""
+        return float(self.squares.sum()) / self.count
+
+
+@dataclass(slots=True)
 class _Layer:
     node: onnx.NodeProto
     weight: NDArray[np.float32]  # (channels, inputs)
     kernel: tuple[int, ...]  # of a convolution, else empty
     has_bias: bool
     centre: NDArray[np.float32] | None = None  # (inputs,)
-    samples: list[NDArray[np.float16]] = field(default_factory=list)  # of inputs, (positions, inputs) of each image
+    images: int = 0  # that were sampled
+
+
+@dataclass(slots=True)
+class _Rounding:
+    """One way to round the inputs and weights of a layer, and what it costs on the blocks of exact inputs that it was given.
+
+    weight: (channels, inputs) in units of `weight_scale`, (channels,) or (). scale: of the inputs. centre: see `LayerNoise`.
+    """
+
+    layer: _Layer
+    low: Precision
+    scale: float
+    weight: NDArray
+    weight_scale: NDArray[np.float32] | np.float32
+    unsigned: bool = False
+    centre: NDArray[np.float32] | None = None
+    error: _Spread = field(default_factory=_Spread)
+    result: _Spread = field(default_factory=_Spread)
+
+    def inputs(self, exact: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """(rounded, exact) inputs as the weights multiply them, both (positions, inputs)."""
+        if self.centre is not None:
+            exact = exact - np.repeat(self.centre, exact.shape[1] // len(self.centre))
+        return round_to_precision(exact / self.scale, self.low, positive=self.unsigned) * self.scale, exact
+
+    def add(self, exact: NDArray[np.float32]) -> None:
+        """exact: (positions, inputs)."""
+        result = exact @ self.layer.weight.T
+        self.result.add(result)
+        self.error.add(self.inputs(exact)[0] @ self.weight.T.astype(np.float32) * self.weight_scale - result)
+
+    @property
+    def noise(self) -> float:
+        signal = self.result.variance
+        return self.error.variance / signal if signal > 0 else np.inf
+
+    def found(self, weight: tuple[NDArray[np.float32], NDArray[np.float16]] | None = None) -> LayerNoise:
+        return LayerNoise(self.noise, self.error.mean.astype(np.float32), self.centre, weight)
 
 
 def measure(
@@ -86,15 +150,26 @@ def measure(
         readers.setdefault(tensor, []).append(name)
     generator = np.random.default_rng(0)
     positions = max(1, min(SAMPLES, MAX_SAMPLES // len(images)))
+    roundings: dict[str, _Rounding] = {}
+    samples: dict[str, list[NDArray[np.float16]]] = {name: [] for name in layers}  # (positions, inputs) of each image
     result: dict[str, LayerNoise] = {}
 
     def visit(tensor: str, array: NDArray[np.float32]) -> None:
         for name in readers[tensor]:
-            layer = layers[name]
-            layer.samples.append(_sample(layer, array, positions, generator))
-            if len(layer.samples) == len(images) and any(len(one) for one in layer.samples):
-                result[name] = _result(layer, thresholds[tensor], low, positive=tensor in positive)
-                layer.samples.clear()
+            layer, kept = layers[name], samples[name]
+            kept.append(_sample(layer, array, positions, generator))
+            layer.images += 1
+            last = layer.images == len(images)
+            if low == Precision.FP8:
+                if last and any(map(len, kept)):
+                    result[name] = _together(layer, thresholds[tensor], low, np.concatenate(samples.pop(name)))
+            elif last or sum(map(len, kept)) >= BLOCK:
+                if name not in roundings:
+                    roundings[name] = _nearest(layer, thresholds[tensor], low, unsigned=tensor in positive)
+                roundings[name].add(np.concatenate(kept).astype(np.float32))
+                kept.clear()
+                if last and roundings[name].error.count:
+                    result[name] = roundings.pop(name).found()
 
     run_tensors(model, spec, images, sorted(readers), visit, progress, sizes)
     return result
@@ -131,41 +206,51 @@ def _sample(layer: _Layer, x: NDArray[np.float32], positions: int, generator: np
 
 
 def _half(x: NDArray[np.float32]) -> NDArray[np.float16]:
-    """Half the memory; the graph has these values in FP16 too."""
-    return x.clip(-LARGEST, LARGEST).astype(np.float16)
+    """Half the memory; the graph has these values in FP16 too. NaN, which would make every number of a layer NaN, counts as 0."""
+    return np.nan_to_num(x.clip(-LARGEST, LARGEST).astype(np.float16), copy=False)
 
 
-def _result(layer: _Layer, threshold: float, low: Precision, *, positive: bool) -> LayerNoise:
-    exact = np.concatenate(layer.samples).astype(np.float32)
-    result = exact @ layer.weight.T
-    signal = float(result.var(0, dtype=np.float64).sum())
-    axis = None if scale_axis(layer.node, low) is None else 0  # outputs come first here
-    scale = weight_scales(layer.weight, axis, low).astype(np.float32).reshape(-1, 1)
-    nearest = round_to_precision(layer.weight / scale, low) * scale
+def _nearest(layer: _Layer, threshold: float, low: Precision, *, unsigned: bool = False) -> _Rounding:
+    """Inputs up to a threshold, and each weight at its nearest value."""
+    scale = weight_scales(layer.weight, _axis(layer, low), low).astype(np.float32)
+    units = round_to_precision(layer.weight / scale.reshape(-1, 1), low)
+    if low == Precision.INT8:
+        units = units.astype(np.int8)
+    return _Rounding(layer, low, float(activation_scale(threshold, low, positive=unsigned)), units, scale, unsigned)
 
-    def rounded(values: NDArray[np.float32], limit: float, *, unsigned: bool) -> NDArray[np.float32]:
-        step = float(activation_scale(limit, low, positive=unsigned))
-        return round_to_precision(values / step, low, positive=unsigned) * step
 
-    def found(inputs: NDArray[np.float32], weight: NDArray[np.float32]) -> tuple[float, NDArray[np.float32]]:
-        error = inputs @ weight.T - result
-        noise = float(error.var(0, dtype=np.float64).sum())
-        return noise / signal if signal > 0 else np.inf, error.mean(0, dtype=np.float64).astype(np.float32)
+def _axis(layer: _Layer, low: Precision) -> int | None:
+    """`scale_axis` of `layer.weight`, whose channels come first."""
+    return None if scale_axis(layer.node, low) is None else 0
 
-    centre, read, inputs = None, exact, rounded(exact, threshold, unsigned=positive)
-    noise, offset = found(inputs, nearest)
+
+def _together(layer: _Layer, threshold: float, low: Precision, samples: NDArray[np.float16]) -> LayerNoise:
+    """Inputs centred if that helps, and weights rounded together for them. samples: (positions, inputs)."""
+
+    def measured(rounding: _Rounding) -> _Rounding:
+        for block in blocks():
+            rounding.add(block)
+        return rounding
+
+    def blocks() -> Iterator[NDArray[np.float32]]:
+        for start in range(0, len(samples), BLOCK):
+            yield samples[start : start + BLOCK].astype(np.float32)
+
+    best = measured(_nearest(layer, threshold, low))
     if layer.centre is not None:
-        moved = exact - np.repeat(layer.centre, exact.shape[1] // len(layer.centre))
-        centred = rounded(moved, centred_threshold(threshold, layer.centre), unsigned=False)
-        centred_noise, centred_offset = found(centred, nearest)
-        if centred_noise < MAX_CENTRED_NOISE * noise:
-            centre, read, inputs, noise, offset = layer.centre, moved, centred, centred_noise, centred_offset
-    weight = None
-    if low == Precision.FP8:
-        weight = round_weights(layer.weight, inputs, inputs - read, axis, low, has_bias=layer.has_bias)
-    if weight is not None:
-        noise, offset = found(inputs, weight[0])
-    return LayerNoise(noise, offset, centre, weight)
+        limit = centred_threshold(threshold, layer.centre)
+        centred = measured(replace(_nearest(layer, limit, low), centre=layer.centre))
+        if centred.noise < MAX_CENTRED_NOISE * best.noise:
+            best = centred
+    moments = Moments(layer.weight, has_bias=layer.has_bias)
+    for block in blocks():
+        inputs, exact = best.inputs(block)
+        moments.add(inputs, inputs - exact)
+    weight = round_weights(moments, _axis(layer, low), low)
+    if weight is None:
+        return best.found()
+    rounded = replace(best, weight=weight[0], weight_scale=np.float32(1), error=_Spread(), result=_Spread())
+    return measured(rounded).found(weight)
 
 
 def exclude_noisy(
