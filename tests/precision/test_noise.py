@@ -15,12 +15,14 @@ from precision_graphs import SPEC, images, model_of, node, pixel_model
 
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.graph.emulate_low_precision import emulate
+from detrt.graph.view import GraphView
 from detrt.precision import PrecisionConfig
 from detrt.precision import noise as noise_module
 from detrt.precision.apply import apply_precision, calibrate
 from detrt.precision.calibrate import run_tensors
 from detrt.precision.noise import NOISY_REASON, LayerNoise, correct_biases, exclude_noisy, measure
-from detrt.precision.quantize import QuantPlan, activation_scale, insert_qdq, round_to_precision, weight_scales
+from detrt.precision.quantize import QuantPlan, activation_scale, insert_qdq, plan_quantization, round_to_precision, weight_scales
+from detrt.precision.rules import Rules
 from detrt.spec import Precision
 
 FC1, FC2, BODY = "/encoder/layers.0/fc1/MatMul", "/encoder/layers.0/fc2/MatMul", "/backbone/body/Conv"
@@ -127,6 +129,31 @@ def test_sampled_positions_give_the_convolution(kernel, attributes):
     got = noise_module._sample(layer, pixels, 10**6, rng).astype(np.float32) @ layer.weight.T
     want = ReferenceEvaluator(model).run(None, {"pixel_values": pixels.astype(np.uint8)})[0]  # (images, 8, h, w)
     np.testing.assert_allclose(got, want.transpose(0, 2, 3, 1).reshape(-1, 8), rtol=1e-4, atol=1e-2)
+
+
+def test_a_convolution_over_one_axis_and_a_scaled_product_stay_out():
+    nodes = [
+        node("Cast", ["pixel_values"], ["pixels"], name="/Cast", to=TensorProto.FLOAT),
+        node("Reshape", ["pixels", "lines"], ["line"], name="/Reshape"),
+        node("Conv", ["line", "along"], ["wide"], name="/along/Conv"),
+        node("Reshape", ["wide", "rows"], ["row"], name="/Rows"),
+        node("Gemm", ["row", "w"], ["made"], name="/scaled/Gemm", alpha=0.5),
+        node("Gemm", ["made", "w"], ["same"], name="/plain/Gemm"),
+        node("LayerNormalization", ["same", "ones"], ["logits"], name="/Norm"),
+        node("Identity", ["same"], ["pred_boxes"], name="/Identity"),
+    ]
+    weights = {
+        "lines": np.array([-1, 16, 48], np.int64),
+        "rows": np.array([-1, 16], np.int64),
+        "along": np.ones((16, 16, 1), np.float32),
+        "w": np.eye(16, dtype=np.float32),
+        "ones": np.ones(16, np.float32),
+    }
+    model = model_of(nodes, weights, outputs=[(n, TensorProto.FLOAT, ["rows", 16]) for n in ("logits", "pred_boxes")], spec=None)
+    view = GraphView.typed(model)
+    plan = plan_quantization(view, Rules(view, Precision.FP16), Precision.INT8, fuses=False)
+    assert {"/along/Conv", "/scaled/Gemm"} <= set(plan.excluded)
+    assert "height and width" in plan.excluded["/along/Conv"] and "scaled" in plan.excluded["/scaled/Gemm"]
 
 
 def test_the_noisiest_layers_for_their_work_stay_out():

@@ -244,6 +244,8 @@ def _shape_reason(view: GraphView, node: onnx.NodeProto, low: Precision) -> str:
     if node.op_type == "Conv":
         if attribute(node, "group", 1) != 1:
             return "grouped convolution"
+        if len(dims) != 4:
+            return "a convolution that is not over height and width"
         if dims[1] < 4:
             return f"a first convolution of {dims[1]} channels"
         sides = dims[:2]
@@ -251,8 +253,8 @@ def _shape_reason(view: GraphView, node: onnx.NodeProto, low: Precision) -> str:
         return "weights that are not one matrix"
     else:
         sides = dims
-        if node.op_type == "Gemm" and attribute(node, "transA", 0):
-            return "transposed input"
+        if node.op_type == "Gemm" and (attribute(node, "transA", 0) or attribute(node, "alpha", 1.0) != 1.0):
+            return "transposed or scaled input"
     return "" if all(side % step == 0 for side in sides) else f"channels {sides} are not multiples of {step}"
 
 
