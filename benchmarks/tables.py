@@ -104,7 +104,7 @@ KINDS = {  # what a kernel does -> parts of its name, looked for in this order
     "deformable attention": ("msda", "deform"),
     "attention": ("fmha", "flash", "attention", "mem_eff", "sdpa", "window"),
     "convolution": ("conv", "depthwise", "fprop", "winograd", "cudnn", "implicit"),
-    "matmul": ("gemm", "linear_gelu", "cutlass", "nvjet", "cublas", "triton_tem", "splitk"),
+    "matmul": ("gemm", "linear_gelu", "linear_rows", "ffn_rows", "cutlass", "nvjet", "cublas", "triton_tem", "splitk"),
     "selection": ("topk", "top_k", "sort", "radix", "gather"),
     "norm and sum": ("triton_red", "triton_per", "reduce", "softmax", "norm"),
     "elementwise": ("triton_poi", "elementwise", "vectorized", "cat"),

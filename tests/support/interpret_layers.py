@@ -5,6 +5,7 @@ import torch.nn.functional as F
 
 from detrt.backends.inductor.attention_triton import AttentionTile, launch_attention
 from detrt.backends.inductor.layers_triton import LinearTile, depthwise_tile, launch_depthwise, launch_linear_gelu
+from detrt.backends.inductor.rows_triton import RowTile, launch_ffn_rows, launch_linear_rows, launch_sum_norm
 
 generator = torch.Generator().manual_seed(0)
 
@@ -48,4 +49,20 @@ for rows, inputs, outputs in ((70, 48, 40), (33, 96, 130), (200, 100, 72)):
     data, weight, bias = random(rows, inputs), random(outputs, inputs), random(outputs)
     for tile in (LinearTile(32, 32, 32, 4, 2), LinearTile(64, 64, 64, 4, 2)):
         equal(launch_linear_gelu(data, weight, bias, tile), F.gelu(F.linear(data, weight, bias)), (rows, inputs, tile))
+
+for rows, inputs, outputs in ((21, 48, 40), (40, 4, 70), (33, 96, 96)):
+    wide, weight, bias = random(rows, inputs + 7), random(outputs, inputs), random(outputs)
+    for before, after, tile in ((False, True, RowTile(16, 32, 0, 4, 1)), (True, False, RowTile(32, 16, 32, 4, 2))):
+        part = wide[:, 5 : 5 + inputs]
+        want = F.linear(part.relu() if before else part, weight, bias)
+        got = launch_linear_rows(wide, 5, weight, bias, before, after, tile)
+        equal(got, want.relu() if after else want, (rows, inputs, tile))
+
+for rows, width, hidden, parts in ((21, 48, 128, 2), (40, 64, 256, 4)):
+    data, up, down = random(rows, width), random(hidden, width), random(width, hidden) / 8
+    bias1, bias2, scale, shift = random(hidden), random(width), random(width), random(width)
+    want = F.layer_norm(data + F.linear(F.linear(data, up, bias1).relu(), down, bias2), (width,), scale, shift, 1e-5)
+    for tile in (RowTile(16, 64, 0, 4, 2), RowTile(32, 32, 0, 4, 1)):
+        sums = launch_ffn_rows(data, up, bias1, down, tile, parts)
+        equal(launch_sum_norm(sums, bias2, data, scale, shift, 1e-5), want, (rows, hidden, tile))
 print("equal")

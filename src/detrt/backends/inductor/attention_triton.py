@@ -7,6 +7,8 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from ...models.ops.early_triton import wait_for_inputs
+
 LOG2_E = 1.4426950408889634
 
 
@@ -63,6 +65,7 @@ def attention_kernel(
     D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One program: BLOCK_M queries of one head of one image. Scores never leave the registers.
 
@@ -75,6 +78,7 @@ def attention_kernel(
     m = block * BLOCK_M + tl.arange(0, BLOCK_M)
     d = tl.arange(0, D)
     m_ok = m < M
+    wait_for_inputs(EARLY)
     q_tile = tl.load(q + image * (M * Q_ROW) + Q_AT + head * D + m[:, None] * Q_ROW + d[None, :], mask=m_ok[:, None], other=0.0)
     k_rows = k + image * (N * K_ROW) + K_AT + head * D
     v_rows = v + image * (N * V_ROW) + V_AT + head * D
@@ -117,6 +121,7 @@ def launch_attention(q, k, v, at, heads: int, dim: int, scale: float, tile: Atte
         D=dim,
         BLOCK_M=tile.queries,
         BLOCK_N=tile.keys,
+        EARLY=False,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from ...models.ops.early_triton import wait_for_inputs
+
 
 class DepthwiseTile(NamedTuple):
     """Pixels and channels of a program, and its warps."""
@@ -53,6 +55,7 @@ def depthwise_kernel(
     RELU: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One program: BLOCK_C channels of BLOCK_P pixels of one image.
 
@@ -67,6 +70,7 @@ def depthwise_kernel(
     p_ok, c_ok = p < pixels, c < CHANNELS
     source = data + image * (HEIGHT * WIDTH * CHANNELS)
     total = tl.zeros((BLOCK_P, BLOCK_C), tl.float32) + tl.load(bias + c, mask=c_ok, other=0.0).to(tl.float32)[None, :]
+    wait_for_inputs(EARLY)
     for row in tl.static_range(ROWS):
         for column in tl.static_range(COLUMNS):
             inside = p_ok & (y + row >= 0) & (y + row < HEIGHT) & (x + column >= 0) & (x + column < WIDTH)
@@ -115,6 +119,7 @@ def launch_depthwise(data, weight, bias, stride: int, padding, relu: bool, tile:
         RELU=relu,
         BLOCK_P=tile.pixels,
         BLOCK_C=tile.channels,
+        EARLY=False,
         num_warps=tile.warps,
         num_stages=1,
     )

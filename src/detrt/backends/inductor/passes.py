@@ -11,6 +11,8 @@ from ...spec import ModelSpec, Precision
 from .attention import fuse_plain_attention
 from .capture import CapturedGraph, Range, capture, capture_text
 from .convolving import fold_stem, fuse_depthwise, linear_patches, linear_pointwise
+from .early import starts_early
+from .few_rows import fuse_few_rows
 from .folding import (
     drop_checks,
     drop_neutral,
@@ -160,6 +162,8 @@ def tune_for_gpu(captured: CapturedGraph, linears: bool = True, convolutions: st
     fuse_gelu(captured.graph)
     linear_pointwise(captured.graph)
     pad_heads(captured.graph)
+    if starts_early(captured.inputs[0].device):
+        fuse_few_rows(captured.graph)
     fuse_top_k(captured.graph)
     finish(captured.graph)
 

@@ -75,6 +75,7 @@ def launch_msda(
             "AT_ONCE": tile.points == 0,
             "HEADS_FIRST": tile.heads_first,
             "BLOCK_P": max(tile.points, 1),
+            "EARLY": False,
         }
     kernel[(blocks * batch * (heads // max(tile.heads_per_program, 1)),)](
         value,

@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .early_triton import wait_for_inputs
+
 # Adding and subtracting 1.5 * 2**23 rounds to an integer with two additions; conversion instructions have a sixteenth of the
 # throughput. The integer is in the low bits of the sum.
 ROUND = tl.constexpr(12582912.0)
@@ -317,6 +319,7 @@ def msda_kernel(
     HEADS_FIRST: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_P: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """out[b, q, head] = sum over points of weight * bilinear sample; see `detrt.models.ops.msda.reference`.
 
@@ -327,6 +330,7 @@ def msda_kernel(
     """
     scale = tl.cast(scale, tl.float32)  # PyTorch's compiler passes Python floats as FP64
     program = tl.program_id(0)
+    wait_for_inputs(EARLY)
     if HEADS_FIRST:
         head, block = program % HEADS, (program // HEADS) % blocks
     else:
@@ -340,7 +344,6 @@ def msda_kernel(
     locations += batch * locations_b + head * (POINTS * 2)
     weights += batch * weights_b + head * POINTS
     references += batch * references_b
-
     all_points = tl.arange(0, BLOCK_ALL)
     max_logit = _max_logit(weights, q, q_ok, all_points, weights_q, POINTS, SOFTMAX)
 
@@ -379,5 +382,4 @@ def msda_kernel(
 
     d = tl.arange(0, BLOCK_D)
     row = (batch * queries + q) * (HEADS * D) + head * D
-    mask = q_ok[:, None] & (d < D)[None, :]
-    tl.store(out + row[:, None] + d[None, :], total, mask=mask)
+    tl.store(out + row[:, None] + d[None, :], total, mask=q_ok[:, None] & (d < D)[None, :])

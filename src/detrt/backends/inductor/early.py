@@ -1,0 +1,63 @@
+"""Early start (programmatic dependent launch) of the package's own Triton kernels.
+
+PyTorch's compiler starts the kernels it writes while the one before them ends, and has no option for kernels that it is given. What it
+writes down for such a kernel is changed here: the argument EARLY, with which the kernel waits for its inputs, and `launch_pdl`, with
+which it is launched before they are there. A kernel without that argument starts as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._inductor import config
+
+_OFF, _ON = "'EARLY': False", "'EARLY': True"
+_META = "triton_meta={"
+
+
+def starts_early(device: torch.device) -> bool:
+    """Whether packages for a device start kernels early: Hopper and newer, with PyTorch 2.10 and newer."""
+    return device.type == "cuda" and hasattr(config.triton, "enable_pdl") and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+@contextmanager
+def early_start() -> Iterator[None]:
+    """While compiling: kernels with an argument EARLY start early where the option `triton.enable_pdl` is on."""
+    from torch._inductor.codegen.triton import TritonKernel
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+    from torch._inductor.virtualized import V
+
+    define, access = PythonWrapperCodegen.define_kernel, getattr(TritonKernel, "_handle_pdl_before_access", None)
+    if access is None:  # PyTorch 2.9 and older
+        yield
+        return
+
+    def define_kernel(self: Any, name: str, body: str, *args: Any, **kwargs: Any) -> Any:
+        early = config.triton.enable_pdl and starts_early(torch.device("cuda"))
+        return define(self, name, with_early_start(body) if early else body, *args, **kwargs)
+
+    def before_access(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # The compiler's kernels read without waiting what the kernel before them did not write. It does not see what a given kernel
+        # writes, and takes the wait for needless; without a kernel before it takes it for needed.
+        scheduler = V.graph.scheduler
+        if scheduler is None:
+            return access(self, *args, **kwargs)
+        with mock.patch.object(scheduler, "previous_node", None):
+            return access(self, *args, **kwargs)
+
+    with (
+        mock.patch.object(PythonWrapperCodegen, "define_kernel", define_kernel),
+        mock.patch.object(TritonKernel, "_handle_pdl_before_access", before_access),
+    ):
+        yield
+
+
+def with_early_start(body: str) -> str:
+    """The definition of a kernel, as PyTorch's compiler writes it, with an early start if the kernel has the argument for it."""
+    if _OFF not in body or _META not in body:
+        return body
+    return body.replace(_OFF, _ON).replace(_META, f"{_META}'launch_pdl': True, ", 1)

@@ -1,0 +1,132 @@
+"""Linear layers over few rows, such as the queries of a decoder, in kernels of their own: a feed-forward network with its sum and norm, and
+single layers."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any, NamedTuple
+
+from torch import fx
+
+from .nodes import Constants, aten, is_low, value_of
+
+
+class Layer(NamedTuple):
+    """A linear layer with constant weights over a fixed number of rows. relu: behind it."""
+
+    data: fx.Node
+    weight: fx.Node
+    bias: fx.Node
+    relu: bool
+    rows: int
+    outputs: int
+    inputs: int
+
+    @property
+    def parameters(self) -> tuple[fx.Node, fx.Node]:
+        return self.weight, self.bias
+
+
+def fuse_few_rows(graph: fx.GraphModule) -> int:
+    """Replace linear layers over few rows by `detrt::ffn_rows` and `detrt::linear_rows` where these are faster; the number of
+    replacements. Run after the epilogues are fused.
+    """
+    from .kernels import ffn_rows_is_faster, linear_rows_is_faster
+
+    constants = Constants(graph)
+    count = 0
+    for match, faster in ((_ffn, ffn_rows_is_faster), (_single, linear_rows_is_faster)):
+        for node in list(graph.graph.nodes):
+            found = match(node, constants)
+            if found is None or not faster(*found[1]):
+                continue
+            (op, *args), _ = found
+            with graph.graph.inserting_before(node):
+                new = graph.graph.call_function(op, tuple(args))
+            new.meta["val"] = value_of(node)
+            node.replace_all_uses_with(new)
+            graph.graph.erase_node(node)
+            count += 1
+        graph.graph.eliminate_dead_code()
+    return count
+
+
+def _layer(node: Any, constants: Constants) -> Layer | None:
+    """The linear layer that a node is, past copies that nothing needs."""
+    from .kernels import linear_relu
+
+    if not isinstance(node, fx.Node) or node.target not in (aten.linear.default, linear_relu) or not is_low(node):
+        return None
+    if len(node.args) < 3 or node.kwargs or not is_low(node.args[0]):
+        return None
+    weight, bias = constants.get(node.args[1]), constants.get(node.args[2])
+    if weight is None or bias is None or weight.ndim != 2:
+        return None
+    rows = math.prod(value_of(node).shape[:-1])
+    if not isinstance(rows, int):
+        return None
+    return Layer(*node.args[:3], node.target == linear_relu, rows, *weight.shape)  # type: ignore[arg-type]
+
+
+def _only(node: Any) -> Any:
+    """What a node copies, if only the copy is read; the node itself otherwise."""
+    while isinstance(node, fx.Node) and node.target == aten.clone.default and not node.kwargs and len(node.users) == 1:
+        node = node.args[0]
+    return node
+
+
+def _hidden(layer: Layer | None, constants: Constants) -> Layer | None:
+    """The layer with a ReLU in front of a layer, if nothing else reads it."""
+    if layer is None:
+        return None
+    node = _only(layer.data)
+    first = _layer(node, constants)
+    return first if first is not None and first.relu and len(node.users) == 1 else None
+
+
+def _source(data: fx.Node) -> tuple[fx.Node, int, bool]:
+    """(the tensor that a layer reads, from which column on, whether a ReLU is between)."""
+    relu = data.target == aten.relu.default and len(data.users) == 1 and is_low(data.args[0])
+    if relu:
+        data = data.args[0]  # type: ignore[assignment]
+    pieces = data.args[0] if data.target == operator.getitem else None
+    if isinstance(pieces, fx.Node) and pieces.target == aten.split_with_sizes.default and len(pieces.args) == 3:
+        whole, sizes, axis = pieces.args
+        if axis in (-1, value_of(whole).ndim - 1):  # type: ignore[operator]
+            return whole, sum(sizes[: data.args[1]]), relu  # type: ignore[return-value, index, misc, arg-type]
+    return data, 0, relu
+
+
+def _ffn(node: fx.Node, constants: Constants) -> tuple[tuple[Any, ...], tuple[int, ...]] | None:
+    """layer_norm(x + second(relu(first(x))))."""
+    from .kernels import ffn_rows
+
+    if node.target != aten.layer_norm.default or not is_low(node):
+        return None
+    total, shape, scale, shift, eps = (*node.args, None, None, 1e-5)[:5]
+    if len(shape) != 1 or constants.get(scale) is None or constants.get(shift) is None:  # type: ignore[arg-type]
+        return None
+    if not isinstance(total, fx.Node) or total.target != aten.add.Tensor or total.kwargs or len(total.users) != 1:
+        return None
+    for residual, branch in (total.args, total.args[::-1]):
+        branch = _only(branch)
+        second = _layer(branch, constants)
+        first = _hidden(second, constants)
+        if second is None or first is None or second.relu or len(branch.users) != 1 or first.data is not residual:
+            continue
+        if second.outputs != first.inputs:
+            continue
+        op = (ffn_rows, residual, *first.parameters, *second.parameters, scale, shift, eps)
+        return op, (first.rows, first.inputs, first.outputs)
+    return None
+
+
+def _single(node: fx.Node, constants: Constants) -> tuple[tuple[Any, ...], tuple[int, ...]] | None:
+    from .kernels import linear_rows
+
+    layer = _layer(node, constants)
+    if layer is None:
+        return None
+    data, at, relu_before = _source(layer.data)
+    return (linear_rows, data, at, *layer.parameters, relu_before, layer.relu), (layer.rows, layer.inputs, layer.outputs)
