@@ -127,10 +127,11 @@ public:
                                           ", libdetrt was built with " + has +
                                           "; compile it again with detrt build --target inductor, or build libdetrt " +
                                           "with that PyTorch");
+    const std::filesystem::path path = bundle.checked_path(file);
     if (options.threads > 0)
       libtorch::set_threads(options.threads);
     require_trust(bundle, file, "machine code of PyTorch's compiler", options);
-    package_ = libtorch::open_package(bundle.checked_path(file), device_, file.engine->precision == "tf32");
+    package_ = libtorch::open_package(path, device_, file.engine->precision == "tf32");
   }
 
   const std::vector<TensorInfo>& inputs() const override { return inputs_; }

@@ -102,12 +102,13 @@ TrtSession::TrtSession(const Bundle& bundle, const BundleFile& file, const Sessi
     throw Error(ErrorKind::usage, "contexts must be from 1 to 64; got " + std::to_string(options.contexts));
   if (const std::string why = refusal(file, device_); !why.empty())
     throw Error(ErrorKind::session, why);
+  const std::filesystem::path path = bundle.checked_path(file); // what cannot run here is not read
   use(device_);
   load_plugins(options.plugins);
   runtime_ = make_runtime();
   if (file.engine->version_compatible)
     require_trust(bundle, file, "TensorRT's own runtime code", options);
-  engine_ = open_engine(*runtime_, bundle.checked_path(file), file.engine->version_compatible);
+  engine_ = open_engine(*runtime_, path, file.engine->version_compatible);
   environment_ = file.engine->environment;
   cudaDeviceProp gpu{};
   check(cudaGetDeviceProperties(&gpu, device_), "cudaGetDeviceProperties");

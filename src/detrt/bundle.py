@@ -625,15 +625,33 @@ def read_sidecar(engine: Path) -> tuple[ModelSpec, EngineFacts]:
     Raises:
         EngineError: no sidecar, or the engine is not the file that the sidecar describes.
     """
+    spec, facts, compare = open_sidecar(engine)
+    compare()
+    return spec, facts
+
+
+def open_sidecar(engine: Path) -> tuple[ModelSpec, EngineFacts, Callable[[], None]]:
+    """Spec and facts of an engine, and what compares its digest, for a caller that may not need to: of a large file it takes seconds.
+
+    Raises:
+        EngineError: no sidecar, or a damaged one; and from the comparison where the engine is not the file that the sidecar describes.
+    """
     path = sidecar_path(engine)
     if not engine.is_file():
         raise EngineError(f"there is no engine '{engine}'; build one with: `build(MODEL, output=OUT)`")
     if not path.is_file():
         raise EngineError(f"'{engine}' has no sidecar '{path.name}'; detrt cannot know what it is. Build it with detrt build")
     data = read_json(path)
+
+    def compare() -> None:
+        try:
+            check_digest(engine, data["sha256"], data["size"])
+        except SpecError as error:
+            raise EngineError(str(error)) from None
+
     try:
-        check_digest(engine, data["sha256"], data["size"])
-        return ModelSpec.from_dict(data["spec"]), EngineFacts.from_dict(data["engine"])
+        data["sha256"], data["size"]
+        return ModelSpec.from_dict(data["spec"]), EngineFacts.from_dict(data["engine"]), compare
     except KeyError as error:
         raise EngineError(f"'{path}' has no field {error}; build the engine again with detrt build") from None
     except SpecError as error:

@@ -69,6 +69,22 @@ bool right(detrt::Session& session, int batch, int seed) {
 
 } // namespace
 
+TEST_CASE("the content of an engine is compared once its version suits") {
+  Bench bench;
+  std::ofstream(bench.folder.path / bench.file.path) << "other!";
+  const auto refused = [&](const std::string& words) {
+    try {
+      (void)bench.open();
+    } catch (const detrt::Error& error) {
+      return std::string(error.what()).find(words) != std::string::npos;
+    }
+    return false;
+  };
+  CHECK(refused("SHA-256 differs"));
+  bench.file.engine->runtime_version = "7.0.0.1";
+  CHECK(refused("runs only on it"));
+}
+
 TEST_CASE("an engine of one shape runs as a graph from its second run on, unless that is refused") {
   const Bench bench;
   {

@@ -58,7 +58,7 @@ def engine(tmp_path, monkeypatch):
             return {**found, "logits": found["logits"] + np.float32(Wrong.shift)}
 
         cuda = FakeCuda(89)
-        return TensorRTSession(path, trt=fake_trt("tensorrt-rtx", cuda, run, VERSION), cuda=cuda)
+        return TensorRTSession(path, compare=options.get("compare"), trt=fake_trt("tensorrt-rtx", cuda, run, VERSION), cuda=cuda)
 
     monkeypatch.setattr(sessions, "open_engine", opened)
     return folder, Wrong

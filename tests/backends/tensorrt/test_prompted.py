@@ -66,7 +66,7 @@ def shapes(monkeypatch):
             return function(feeds)
 
         cuda = FakeCuda(89)
-        return TensorRTSession(path, trt=fake_trt("tensorrt-rtx", cuda, run, VERSION), cuda=cuda)
+        return TensorRTSession(path, compare=options.get("compare"), trt=fake_trt("tensorrt-rtx", cuda, run, VERSION), cuda=cuda)
 
     monkeypatch.setattr(sessions, "open_engine", opened)
     return seen

@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 from fake_tensorrt import VERSIONS, FakeCuda, fake_engine_bytes, fake_trt
 
-from detrt import bundle
+from detrt import bundle, files
 from detrt.backends.base import Session
 from detrt.backends.open import open_session
 from detrt.backends.tensorrt import TensorRTSession
 from detrt.backends.tensorrt.session import default_runtime_cache
 from detrt.bundle import EngineFacts, read_sidecar
 from detrt.cli.spellings import spelled
-from detrt.errors import EngineError, MissingPackageError, SessionError, SpecError
+from detrt.errors import DetrtError, EngineError, MissingPackageError, SessionError, SpecError
 from detrt.models import trust
 from detrt.spec import DecodeSpec, InputSpec, ModelSpec, TensorInfo
 
@@ -384,6 +384,8 @@ def cases(name):
 def test_an_engine_is_refused_by_the_rule_of_libdetrt_in_its_words(tmp_path, monkeypatch, case):
     facts = case["facts"]
     engine = write(tmp_path, **facts)
+    if case["message"]:
+        engine.write_bytes(b"of another build")  # which is not read, as it cannot run here
     cuda = FakeCuda(case["capability"])
     monkeypatch.setattr(cuda, "device_name", lambda device: case["gpu"])
     error = contextlib.nullcontext() if not case["message"] else pytest.raises(EngineError)
@@ -391,6 +393,22 @@ def test_an_engine_is_refused_by_the_rule_of_libdetrt_in_its_words(tmp_path, mon
         open_fake(engine, facts["target"], cuda=cuda, version=case["installed"])[0].close()
     if case["message"]:
         assert spelled(str(caught.value)).replace(str(engine), "model.engine") == case["message"]
+
+
+@pytest.mark.parametrize(("version", "message"), [(VERSION, "SHA-256"), ("1.6.1.120", "runs only on it")])
+def test_a_bundle_compares_the_content_of_an_engine_that_can_run_here(tmp_path, monkeypatch, version, message):
+    path = write(tmp_path, runtime_version=version)
+    spec, facts = read_sidecar(path)
+    entry = bundle.BundleFile("engine", path.name, files.sha256_of(path), path.stat().st_size, facts)
+    bundle.Bundle(tmp_path, spec, bundle.Provenance("random:detr"), (entry,)).save()
+    path.write_bytes(path.read_bytes()[:-1] + b" ")
+
+    def opened(path, spec, facts, *, device, **options):
+        return open_fake(path, spec=spec, facts=facts, **options)[0]
+
+    monkeypatch.setattr("detrt.backends.tensorrt.session.TensorRTSession", opened)
+    with pytest.raises(DetrtError, match=message):
+        open_session(tmp_path, backend="tensorrt")
 
 
 def test_facts_of_a_bundle_are_those_of_its_manifest(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from ...bundle import BundleFile
@@ -32,10 +33,18 @@ class PackageOpener(Opener):
         for entry in sorted(bundle.of_kind("inductor"), key=lambda e: e.engine is None or not e.engine.compute_capabilities):
             if opened and (entry.engine is None or entry.engine.target != opened[0].facts.target):
                 continue
-            path = bundle.checked_path(entry)
+            options = search.options
             try:
-                options = search.options
-                opened.append(InductorSession(path, bundle.spec, entry.engine, device=options.device, threads=options.threads))
+                opened.append(
+                    InductorSession(
+                        bundle.path_of(entry),
+                        bundle.spec,
+                        entry.engine,
+                        compare=partial(bundle.checked_path, entry),
+                        device=options.device,
+                        threads=options.threads,
+                    )
+                )
                 entries.append(entry)
             except (EngineError, MissingPackageError, SessionError) as error:
                 search.reject(entry, error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...bundle import EngineFacts, read_sidecar
+from ...bundle import EngineFacts, open_sidecar
 from ...data.preprocess import BatchPlan, SizeHW, size_words
 from ...data.raw_image import LoadedImage
 from ...errors import EngineError, MissingPackageError, SessionError, one_line
@@ -33,7 +33,7 @@ _CPU_LEVELS = ("DEFAULT", "NO AVX", "AVX2", "AVX512")
 class InductorSession(BaseSession):
     """A Session over a compiled package.
 
-    path: the `.pt2` file. spec, facts: from the bundle; None: from the sidecar beside the file. device: "cuda:N" for
+    path: the `.pt2` file. spec, facts: from the bundle; None: from the sidecar beside the file. compare: see `TensorRTSession`. device: "cuda:N" for
     packages of a GPU; None is the first one. graphs: replay a CUDA graph for each input shape. threads: on a CPU; None: PyTorch's.
 
     Raises:
@@ -47,13 +47,15 @@ class InductorSession(BaseSession):
         spec: ModelSpec | None = None,
         facts: EngineFacts | None = None,
         *,
+        compare: Callable[[], object] | None = None,
         device: str | None = None,
         graphs: bool = True,
         threads: int | None = None,
     ) -> None:
         path = Path(path)
         if spec is None or facts is None:
-            spec, facts = read_sidecar(path)
+            spec, facts, beside = open_sidecar(path)
+            compare = compare or beside
         try:
             import torch
         except ImportError:
@@ -61,11 +63,13 @@ class InductorSession(BaseSession):
         from ..torch.threads import use_threads
         from .package import load_package
 
-        trust.require(path, NATIVE)
         self._torch, self.path, self.spec, self.facts = torch, path, spec, facts
         kind = facts.target.removeprefix("inductor-")
         self._device = _device(torch, kind, device, path.name)
         _check_versions(torch, facts, path.name, self._device)
+        if compare is not None:
+            compare()
+        trust.require(path, NATIVE)
         inputs = tuple(TensorInfo(i["name"], i["dtype"], tuple(i["shape"])) for i in facts.inputs)
         outputs = tuple(TensorInfo(o["name"], o["dtype"], tuple(o["shape"])) for o in facts.outputs)
         first = facts.profile[inputs[0].name]

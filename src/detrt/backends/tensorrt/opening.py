@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from ...bundle import BundleFile, EngineFacts
@@ -20,14 +21,24 @@ def open_engine(
     *,
     spec: ModelSpec | None = None,
     facts: EngineFacts | None = None,
+    compare: Callable[[], object] | None = None,
     eager_kernels: bool = False,
     keep_kernels: bool = True,
 ) -> BaseSession:
-    """An engine alone, without the text encoder and the tokenizer of a model that takes a prompt. spec, facts: of its bundle."""
+    """An engine alone, without the text encoder and the tokenizer of a model that takes a prompt. spec, facts, compare: of its bundle, see
+    `TensorRTSession`."""
     from .session import TensorRTSession
 
     specialization = "eager" if eager_kernels else "lazy"
-    return TensorRTSession(path, spec, facts, device=device or "cuda:0", specialization=specialization, keep_kernels=keep_kernels)
+    return TensorRTSession(
+        path,
+        spec,
+        facts,
+        compare=compare,
+        device=device or "cuda:0",
+        specialization=specialization,
+        keep_kernels=keep_kernels,
+    )
 
 
 class EngineOpener(Opener):
@@ -44,10 +55,15 @@ class EngineOpener(Opener):
     def choose(self, search: FileSearch) -> tuple[BaseSession, BundleFile] | None:
         options = search.options
         for entry in search.bundle.of_kind("engine"):
-            path = search.bundle.checked_path(entry)
+            bundle = search.bundle
             try:
                 session = open_engine(
-                    path, options.device, spec=search.bundle.spec, facts=entry.engine, eager_kernels=options.eager_kernels
+                    bundle.path_of(entry),
+                    options.device,
+                    spec=bundle.spec,
+                    facts=entry.engine,
+                    compare=partial(bundle.checked_path, entry),
+                    eager_kernels=options.eager_kernels,
                 )
                 return session, entry
             except (EngineError, MissingPackageError, SessionError) as error:
@@ -60,9 +76,9 @@ class EngineOpener(Opener):
         for one in engines:
             if one.engine is not None and not _same_machine(one.engine, detector.info.facts):
                 continue
-            path = parts.checked_path(one)
+            path, compare = parts.folder / one.path, partial(parts.checked_path, one)
             try:
-                return open_engine(path, options.device, spec=detector.spec, facts=one.engine), ""
+                return open_engine(path, options.device, spec=detector.spec, facts=one.engine, compare=compare), ""
             except (EngineError, MissingPackageError, SessionError) as error:
                 why = f"{one.path}: {error}"
         # Where there is none, TensorRT could not build it, which `build` said.

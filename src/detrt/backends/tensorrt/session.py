@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import files
-from ...bundle import EngineFacts, read_sidecar
+from ...bundle import EngineFacts, open_sidecar
 from ...errors import EngineError, OutputError, SessionError, check_one_of
 from ...models import trust
 from ...spec import ModelSpec, TensorInfo
@@ -68,6 +68,8 @@ class TensorRTSession(BaseSession):
     """A Session over an engine file and its sidecar.
 
     engine: the file; `<engine>.json` must lie beside it where `spec` and `facts`, those of its bundle, are not given.
+    compare: compares the file with what was built, by default with the sidecar where that is read. It is called once version and GPU suit,
+        as libdetrt does: a file that cannot run here is not read.
     device: "cuda", "cuda:1" or the index.
     cuda_graph: replay each combination of input shapes as one CUDA graph, from its third run on. With
         TensorRT-RTX the library records the graphs itself.
@@ -93,6 +95,7 @@ class TensorRTSession(BaseSession):
         spec: ModelSpec | None = None,
         facts: EngineFacts | None = None,
         *,
+        compare: Callable[[], object] | None = None,
         device: str | int = "cuda:0",
         cuda_graph: bool = True,
         max_shapes: int = 4,
@@ -110,7 +113,8 @@ class TensorRTSession(BaseSession):
         self._closing = contextlib.ExitStack()
         self._device = device_index(device)
         if spec is None or facts is None:
-            spec, facts = read_sidecar(self.path)
+            spec, facts, beside = open_sidecar(self.path)
+            compare = compare or beside
         self.spec, self.facts = spec, facts
         target = check_target(self.path, self.facts)
         if runtime_cache is not None and target != "tensorrt-rtx":
@@ -122,6 +126,8 @@ class TensorRTSession(BaseSession):
         capability: int = self._cuda.compute_capability(self._device)
         gpu_name: str = self._cuda.device_name(self._device)
         check_gpu(self.path, self.facts, capability, gpu_name)
+        if compare is not None:
+            compare()
         self._info = SessionInfo(
             "tensorrt",
             target,
