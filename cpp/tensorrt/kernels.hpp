@@ -1,5 +1,5 @@
-// Contexts of an engine, with the kernels that TensorRT-RTX compiles for them. Its own headers declare the file of kernels; the public
-// headers of TensorRT do not, and kernels are compiled at every start with them.
+// Contexts of an engine, with the kernels that TensorRT-RTX compiles for them and the CUDA graphs that it records. Its own headers declare
+// the file of kernels and, from 1.3 on, the graphs; the public headers of TensorRT do not, and kernels are compiled at every start with them.
 #pragma once
 
 #include <filesystem>
@@ -13,11 +13,19 @@ namespace detrt::tensorrt {
 
 #if defined(TRT_MAJOR_RTX)
 
+// Whether the library records graphs itself: libdetrt must not, as kernels are compiled while an engine runs.
+#define DETRT_RTX_RECORDS (TRT_MAJOR_RTX > 1 || TRT_MINOR_RTX >= 3)
+
 class Kernels {
 public:
-  // path: where they are kept; empty: nowhere.
-  Kernels(nvinfer1::ICudaEngine& engine, std::filesystem::path path)
+  // path: where they are kept; empty: nowhere. graphs: whether the library records what it runs.
+  Kernels(nvinfer1::ICudaEngine& engine, std::filesystem::path path, [[maybe_unused]] bool graphs)
       : engine_(engine), path_(std::move(path)), config_(engine.createRuntimeConfig()) {
+#if DETRT_RTX_RECORDS
+    // As in Python (src/detrt/backends/tensorrt/session.py). Where it is refused, the engine runs without.
+    if (config_)
+      (void)config_->setCudaGraphStrategy(graphs ? nvinfer1::CudaGraphStrategy::kWHOLE_GRAPH_CAPTURE : nvinfer1::CudaGraphStrategy::kDISABLED);
+#endif
     if (path_.empty() || !config_)
       return;
     cache_.reset(config_->createRuntimeCache());
@@ -46,9 +54,11 @@ private:
 
 #else
 
+#define DETRT_RTX_RECORDS 0
+
 class Kernels {
 public:
-  Kernels(nvinfer1::ICudaEngine& engine, const std::filesystem::path&) : engine_(engine) {}
+  Kernels(nvinfer1::ICudaEngine& engine, const std::filesystem::path&, bool) : engine_(engine) {}
   nvinfer1::IExecutionContext* make_context() const { return engine_.createExecutionContext(); }
   void save() const noexcept {}
 

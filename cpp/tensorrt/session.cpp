@@ -94,7 +94,7 @@ void GrowingOutput::notifyShape(const char*, const nvinfer1::Dims& dims) noexcep
 TrtSession::TrtSession(const Bundle& bundle, const BundleFile& file, const SessionOptions& options)
     : path_(file.path), device_(device_of(options.device).value_or(0)), needs_graphs_(options.cuda_graph.value_or(false)),
       resize_on_gpu_(options.resize_on_gpu), spec_(bundle.spec()) {
-  if (DETRT_IS_RTX && needs_graphs_)
+  if (DETRT_IS_RTX && !DETRT_RTX_RECORDS && needs_graphs_)
     throw Error(ErrorKind::usage,
                 "TensorRT-RTX compiles kernels while it runs, which a recorded CUDA graph would not see; leave --cuda-graph "
                 "out for this engine");
@@ -112,7 +112,7 @@ TrtSession::TrtSession(const Bundle& bundle, const BundleFile& file, const Sessi
   environment_ = file.engine->environment;
   cudaDeviceProp gpu{};
   check(cudaGetDeviceProperties(&gpu, device_), "cudaGetDeviceProperties");
-  kernels_.emplace(*engine_, kernel_file(file, gpu.name));
+  kernels_.emplace(*engine_, kernel_file(file, gpu.name), options.cuda_graph.value_or(true));
   read_tensors(*file.engine);
   const bool symbolic = std::any_of(profile_.begin(), profile_.end(),
                                     [](const auto& row) { return row.second.min != row.second.max; });
@@ -121,7 +121,7 @@ TrtSession::TrtSession(const Bundle& bundle, const BundleFile& file, const Sessi
     throw Error(ErrorKind::usage, "with TensorRT " + library_version() + " an engine of symbolic shapes has one context; got " +
                                       std::to_string(options.contexts) +
                                       " contexts; leave the option out, or build the engine with a fixed --batch");
-  use_graphs_ = options.cuda_graph.value_or(!DETRT_IS_RTX && !symbolic);
+  use_graphs_ = !DETRT_IS_RTX && options.cuda_graph.value_or(!symbolic);
   for (int i = 0; i < options.contexts; ++i)
     free_.push_back(make_lane());
 }

@@ -20,7 +20,7 @@ struct SessionOptions {
   std::string device = "auto";      // "cpu", "cuda", "cuda:1"; "auto": a GPU if bundle and machine have one
   int threads = 0;                  // of CPU backends; 0: their default
   int contexts = 1;                 // TensorRT: number of concurrent run() calls
-  std::optional<bool> cuda_graph;   // TensorRT: record and replay a CUDA graph; default: of engines that take one shape
+  std::optional<bool> cuda_graph;   // TensorRT: record and replay a CUDA graph; default: of engines that take one shape; TensorRT-RTX records itself
   bool resize_on_gpu = true;        // TensorRT: resize images and choose candidates on the GPU; detections are the same
   bool trust_code = false;          // run native code of a bundle that was built elsewhere; see require_trust
   std::vector<std::string> plugins; // shared libraries with TensorRT plugins, loaded before the engine
