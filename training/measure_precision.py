@@ -127,13 +127,13 @@ def moved(coco: COCO, samples: list[np.ndarray], draw: int) -> tuple[COCO, list[
     return indexed(data), result
 
 
-def mean_change(pairs: list[tuple[dict[str, float], dict[str, float]]]) -> dict[str, list[float]]:
-    """Set -> mean of the change of AP over the draws (before, after), and the standard error of that mean."""
+def mean_change(pairs: list[tuple[dict[str, float], dict[str, float]]]) -> dict[str, list[float | None]]:
+    """Set -> mean of the change of AP over the draws (before, after), and the standard error of that mean; None of one draw."""
     result = {}
     for name in pairs[0][0]:
         found = np.array([after[name] - before[name] for before, after in pairs])
-        error = float(found.std(ddof=1) / len(found) ** 0.5) if len(found) > 1 else float("nan")
-        result[name] = [round(float(found.mean()), 5), round(error, 5)]
+        error = round(float(found.std(ddof=1) / len(found) ** 0.5), 5) if len(found) > 1 else None  # NaN is not JSON
+        result[name] = [round(float(found.mean()), 5), error]
     return result
 
 

@@ -2,7 +2,8 @@
 
 Both come from one pass of the FP32 graph over the calibration images. Every layer is computed exact and quantized on a seeded
 sample of its input, so that the cost does not grow with the size of the images. INT8 needs sums, to which positions
-add a block at a time. FP8 reads all of its sample up to four times; products of inputs, which could replace it, are larger for most layers.
+add a block at a time. FP8 reads all of its sample up to four times and keeps it: 2.1 GB at most for the layers of RT-DETRv2-R50, whose products
+of inputs, which could replace it, take 1.6 GB with the mean of each channel subtracted and 1.6 GB without.
 
  - The offset is the mean error of each output channel; subtracting it from the bias costs nothing at run time (bias correction:
    Nagel et al., arXiv:1906.04721, section 4.2).
