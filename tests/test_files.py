@@ -69,6 +69,29 @@ def test_a_pipe_is_written_and_stays(tmp_path):
     os.close(reader)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
+def test_a_finished_file_goes_into_a_pipe(tmp_path):
+    (tmp_path / "finished").write_bytes(b"content")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    files.put(tmp_path / "finished", pipe)
+    assert os.read(reader, 10) == b"content" and pipe.is_fifo()
+    os.close(reader)
+    files.put(tmp_path / "finished", tmp_path / "place")
+    assert (tmp_path / "place").read_bytes() == b"content" and not (tmp_path / "finished").exists()
+
+
+def test_the_place_is_named_not_the_temporary_folder(tmp_path):
+    with (
+        pytest.raises(OutputError, match=r"out/graph' is bad") as caught,
+        files.temporary_folder(tmp_path, "out") as folder,
+        files.naming_place(folder, tmp_path / "out"),
+    ):
+        raise OutputError(f"'{folder}/graph' is bad")
+    assert "tmp'" not in str(caught.value) and str(folder) not in str(caught.value)
+
+
 def test_the_name_of_an_open_file_stays_a_link(tmp_path):
     with open(tmp_path / "out", "w") as out:
         name = tmp_path / "stdout"  # as /dev/stdout is one

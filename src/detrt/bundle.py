@@ -369,20 +369,18 @@ def writing_bundle(output: Path | str) -> Iterator[Path]:
         raise OutputError(
             f"cannot write the bundle '{output}': the folder holds other files; give a new or empty folder with `output`"
         )
-    temporary = place  # for the message below, should the folder not be made
-    try:
+    with (
+        files.naming(output),
+        files.making_parents(place),
         # Inside a folder that is there: it may be a volume of its own, where nothing outside can be renamed into it.
-        with files.making_parents(place), files.temporary_folder(place if exists else place.parent, place.name) as temporary:
-            yield temporary
-            if exists:
-                _move_in(temporary, place)
-            else:
-                files.move(temporary, place)
-    except OSError as error:
-        raise files.output_error(output, error) from error
-    except OutputError as error:
-        # The caller knows the place that was given, not the temporary folder.
-        raise OutputError(str(error).replace(str(temporary), str(output))) from error
+        files.temporary_folder(place if exists else place.parent, place.name) as temporary,
+        files.naming_place(temporary, output),
+    ):
+        yield temporary
+        if exists:
+            _move_in(temporary, place)
+        else:
+            files.move(temporary, place)
 
 
 # While a bundle is replaced its new files lie in a folder of this name inside of it, and have their own names after that: no name of

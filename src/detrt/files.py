@@ -445,6 +445,14 @@ def move(source: Path, target: Path) -> None:
     sync_names(target.parent)
 
 
+def put(source: Path, target: Path) -> None:
+    """`move` a finished file, or write its content where the target is a device or a pipe. Raises OSError."""
+    if _is_stream(target):
+        target.write_bytes(source.read_bytes())
+    else:
+        move(source, target)
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or all files of a folder, are on the disk. Raises OSError."""
     if path.is_dir() and not path.is_symlink():
@@ -606,6 +614,20 @@ def naming(path: Path | str | os.PathLike) -> Iterator[None]:
         raise
     except OSError as error:
         raise output_error(path, error) from error
+
+
+@contextlib.contextmanager
+def naming_place(temporary: Path, place: Path) -> Iterator[None]:
+    """Name the place that was given, not the temporary folder, in errors about what is written to the folder first.
+
+    Raises:
+        OutputError: in place of another one, and as `naming` does.
+    """
+    try:
+        with naming(place):
+            yield
+    except OutputError as error:
+        raise OutputError(str(error).replace(str(temporary), str(place))) from error
 
 
 @contextlib.contextmanager

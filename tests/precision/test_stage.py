@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import dataclass, replace
 
@@ -15,13 +16,13 @@ from engine_graphs import rtx
 from PIL import Image
 from precision_graphs import SPEC, images, pixel_model
 
-from detrt import graph
+from detrt import files, graph
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.tensorrt import EngineConfig, build_engine
 from detrt.backends.tensorrt.building import check_capability, check_engine
 from detrt.backends.tensorrt.kernels import WIDENING
 from detrt.bundle import Bundle, EngineFacts
-from detrt.errors import EngineError, GateError, GraphError, ImageError
+from detrt.errors import EngineError, GateError, GraphError, ImageError, OutputError
 from detrt.evaluation.parity import verify
 from detrt.export import ExportConfig, export_onnx
 from detrt.graph.emulate_low_precision import emulate
@@ -488,6 +489,12 @@ def test_a_failed_precision_leaves_the_files_as_they_were(tmp_path, tiny):
     path = tmp_path / "out" / "m.onnx"
     path.parent.mkdir()
     path.write_bytes(b"what was there")
+
+    def full(target):
+        raise files.output_error(target, OSError(errno.ENOSPC, "full"))
+
+    with pytest.raises(OutputError, match=f"'{path}': the disk is full"):
+        export_converted(full, path, PrecisionConfig("fp16"), lambda *_: None)
 
     def export(target):
         return Export(export_onnx(tiny("yolos"), target, ExportConfig(height=64, width=96, check=False)))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -75,16 +73,17 @@ def export_converted(
     with (
         files.naming(path),
         files.making_parents(path),
-        tempfile.TemporaryDirectory(prefix=f".{path.stem}.", dir=path.parent) as folder,
+        files.temporary_folder(path.parent, path.name) as folder,
+        files.naming_place(folder, path.parent),
     ):
-        done = export(Path(folder) / path.name)
+        done = export(folder / path.name)
         converted = convert_file(done.report.path, done.report.spec, precision, progress) if low else None
         if finish is not None:
             model = graph.load(done.report.path)
             finish(model)
             graph.save(model, done.report.path)
-        for file in Path(folder).iterdir():
-            os.replace(file, path.parent / file.name)
+        for file in sorted(folder.iterdir(), key=lambda file: file.name == path.name):  # the graph last: what it names is there
+            files.put(file, path.parent / file.name)
     return replace(done, report=replace(done.report, path=path)), converted  # type: ignore[type-var]
 
 
