@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 from pathlib import Path
@@ -551,6 +551,11 @@ def parse_triple(text: str, flag: str = "batch") -> Triple:
         raise SpecError(f"`{flag}` must be MIN,OPT,MAX such as 1,4,8, or one number such as 4; got {text!r}")
     numbers = [int(part) for part in parts]
     return (numbers[0], numbers[0], numbers[0]) if len(numbers) == 1 else (numbers[0], numbers[1], numbers[2])
+
+
+def triple_text(triple: Sequence[int]) -> str:
+    """What `parse_triple` reads as these numbers."""
+    return ",".join(map(str, triple if len(set(triple)) > 1 else triple[:1]))
 
 
 def comma_separated(text: str) -> tuple[str, ...]:

@@ -155,7 +155,18 @@ def test_a_bundle_grows(cli, place):
     assert {sm: row["pixel_values"]["max"][0] for sm, row in profiles.items()} == {86: 8, 89: 2}
     assert [bundle.checked_path(entry) for entry in bundle.files] and not left_over(place)
     before = snapshot(place)
-    cli.refused("build", "bundle", "--target", "tensorrt-rtx", "--sm", 89, "--size", 64, names="64", advice="Leave --height out")
+    cli.refused(
+        "build",
+        "bundle",
+        "--target",
+        "tensorrt-rtx",
+        "--sm",
+        89,
+        "--size",
+        64,
+        names="got height 64. Leave that out",
+        advice="symbolic height",
+    )
     manifest = json.loads((place / "bundle/detrt.json").read_text("utf-8"))
     manifest["provenance"]["options"]["precision"] = {"precision": "int8", "qdq_placement": "cpu"}
     (place / "for-cpu").mkdir()

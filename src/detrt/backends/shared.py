@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import EngineError
-from ..spec import Triple
+from ..spec import Triple, triple_text
 from . import targets
 from .target import Build, Target
 
@@ -75,7 +75,7 @@ class SharedOptions:
             sides = getattr(self, name)
             if sides is not None and sides[0] != sides[2] and not shaped:
                 raise EngineError(
-                    f"`{name}={','.join(map(str, sides))}` is a range, which has no effect without an engine or package target; leave "
+                    f"`{name}={triple_text(sides)}` is a range, which has no effect without an engine or package target; leave "
                     "it out, or give one number"
                 )
 
@@ -105,9 +105,12 @@ def configs_of(asked: SharedOptions, makers: Mapping[str, Callable[..., Any]] | 
         names = tuple(name for name in asked.names if name in [build.name for build in target.builds])
         if names:
             make = (makers or {}).get(target.name) or target.config_class()
-            found += target.built_by().configs_for(replace(asked, names=names, sizes=_taken(asked, names)), make)
+            found += target.built_by().configs_for(_taken(asked, names), make)
     return found
 
 
-def _taken(asked: SharedOptions, names: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
-    return asked.sizes if any(name in names_taking("sizes") for name in names) else ()
+def _taken(asked: SharedOptions, names: tuple[str, ...]) -> SharedOptions:
+    """What is asked of these builds: sizes are of those that take them."""
+    sizes = {"sizes": (), "height": None, "width": None}
+    left_out = {field: empty for field, empty in sizes.items() if not set(names) & set(names_taking(field))}
+    return replace(asked, names=names, **left_out)  # type: ignore[arg-type]

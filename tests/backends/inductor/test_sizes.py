@@ -41,6 +41,15 @@ def test_several_sizes_become_several_packages():
         parse_sizes("320,")
 
 
+def test_a_range_is_of_the_targets_that_take_one():
+    """Beside targets that take every size: OpenVINO's model was asked about the range of an engine."""
+    ranged = SizeOptions(height=(320, 320, 320), width=(256, 320, 384))
+    asked = TargetOptions(("tensorrt-rtx", "openvino", "onnx")).shared(ranged, "model")
+    assert [getattr(config, "width", None) for config in configs_of(asked)] == [(256, 320, 384), None, None]
+    with pytest.raises(EngineError, match=r"`width=256,320,384` is a range"):
+        TargetOptions(("openvino",)).shared(ranged, "model")
+
+
 def test_the_nearest_aspect_ratio_wins_and_the_first_of_equals():
     assert nearest_size((480, 640), [TALL, WIDE]) == WIDE and nearest_size((640, 480), [TALL, WIDE]) == TALL
     assert nearest_size((500, 500), [WIDE, TALL]) == WIDE and nearest_size((10, 1000), [(320, 320), (640, 640)]) == (320, 320)

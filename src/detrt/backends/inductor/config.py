@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from ...errors import EngineError, check_range, check_timeout
-from ...spec import LARGEST_BATCH, LARGEST_SIDE, Precision, TextSpec, Triple
+from ...spec import LARGEST_BATCH, LARGEST_SIDE, Precision, TextSpec, Triple, triple_text
 
 TARGET = "inductor"
 NATIVE = "machine code of PyTorch's compiler"
@@ -90,7 +90,7 @@ class InductorConfig:
             value = getattr(self, name)
             if value is not None and value[0] != value[2]:
                 raise EngineError(
-                    f"`targets=inductor` compiles each package for one size; got `{name}={','.join(map(str, value))}`; give one "
+                    f"`targets=inductor` compiles each package for one size; got `{name}={triple_text(value)}`; give one "
                     "number, or several sizes: `size=480x640,640x480`"
                 )
         if (self.height is None) != (self.width is None):

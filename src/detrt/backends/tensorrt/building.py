@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from ...bundle import EngineFacts, text_encoder_beside
 from ...errors import EngineError, ExportError, GateError, MissingPackageError
 from ...models.families import Family
-from ...spec import ModelSpec, Precision
+from ...spec import ModelSpec, Precision, triple_text
 from ...system import compute_capabilities_here
 from ..building import MODEL, Builder, BuildPlan, Trial, Work
 from ..shared import SharedOptions
@@ -60,7 +61,7 @@ class EngineBuilder(Builder):
                 if sides is not None and sides[0] != sides[2] and not family.dynamic:
                     raise ExportError(
                         f"{family.title} takes one fixed {name}, because {family.fixed_reason}; "
-                        f"got `{name}={','.join(map(str, sides))}`; give one number, or leave it out"
+                        f"got `{name}={triple_text(sides)}`; give one number, or leave it out"
                     )
 
     def compares(self, configs: Sequence[EngineConfig]) -> bool:
@@ -259,8 +260,8 @@ def _check_placement(qdq_placement: str | None) -> None:
 def _check_engines(engines: Sequence[EngineConfig], plan: BuildPlan) -> None:
     """Refuse engines that cannot be built, before minutes of export."""
     names = [engine_name(config, plan.precision.target or Precision.FP32) for config in engines]
-    if len(set(names)) != len(names):
-        raise EngineError(f"two engines would have the name {names}; give each target and compute capability once")
+    if repeated := [name for name, times in Counter(names).items() if times > 1]:
+        raise EngineError(f"two engines would have the name {', '.join(repeated)}; give each target and compute capability once")
     export = plan.export
     for config in engines:
         if export.plugin and config.target == "tensorrt-rtx":

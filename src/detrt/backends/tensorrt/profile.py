@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...errors import EngineError, SessionError
-from ...spec import PIXEL_MASK, PIXEL_VALUES, TARGET_SIZES, InputSpec, ModelSpec, Triple
+from ...spec import PIXEL_MASK, PIXEL_VALUES, TARGET_SIZES, InputSpec, ModelSpec, Triple, triple_text
 from ...text.tensors import ATTENTION_MASK, AXES, FEATURES_AXIS, INPUT_IDS, LENGTH_AXES
 from .config import DEFAULT_BATCH, EngineConfig
 
@@ -128,8 +128,8 @@ def _lengths_of(axis: str, inputs: Sequence[NetworkTensor], config: EngineConfig
             raise EngineError(f"the inputs disagree about the {axis}: {found}; the graph is damaged, export it again")
         if chosen is not None and chosen != (length, length, length):
             raise EngineError(
-                f"the graph has a fixed {axis} of {length} (input '{owner}'); got {axis} {_text(chosen)}. "
-                f"Leave `{axis}` out, or export the model with a symbolic {axis}"
+                f"the graph has a fixed {axis} of {length} (input '{owner}'); got {axis} {triple_text(chosen)}. "
+                f"Leave that out, or export the model with a symbolic {axis}"
             )
         return (length, length, length)
     if axis == "batch":
@@ -140,8 +140,8 @@ def _lengths_of(axis: str, inputs: Sequence[NetworkTensor], config: EngineConfig
         if wrong:
             near = tuple(max(1, round(value / facts.multiple_of)) * facts.multiple_of for value in triple)
             raise EngineError(
-                f"{axis} must be a multiple of {facts.multiple_of} for this model; got {_text(triple)}; "
-                f"type for example `{axis}={_text(near)}`"
+                f"{axis} must be a multiple of {facts.multiple_of} for this model; got {triple_text(triple)}; "
+                f"the nearest is {triple_text(near)}"
             )
     return triple
 
@@ -179,7 +179,3 @@ def _default_side(axis: str, facts: InputSpec) -> Triple:
     smallest = max(step, smallest // step * step)
     largest = max(largest, usual)
     return (min(smallest, usual), usual, largest)
-
-
-def _text(triple: tuple[int, ...]) -> str:
-    return ",".join(str(value) for value in triple)
