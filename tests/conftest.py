@@ -25,6 +25,8 @@ from typing import Any
 
 import pytest
 
+_HOME, _GIVEN = Path.home(), dict(os.environ)  # before a test changes them
+
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell starts a background job so, and its children inherit it: the tests of Ctrl-C would wait for ever.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -99,6 +101,25 @@ def _fast_tests_load_no_torch(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if request.config.getoption("--fast"):
         assert "torch" not in sys.modules, "a module of the fast tests loads torch, which takes seconds"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _home_folder_is_not_for_tests() -> Iterator[None]:
+    """The variables above keep tests out of it, and processes that they start; one that removes a variable gives another HOME."""
+    from detrt import files
+
+    folder_of_user = files.folder_of_user
+
+    @functools.wraps(folder_of_user)
+    def elsewhere(variable: str, usual: str) -> Path | None:
+        folder = folder_of_user(variable, usual)
+        own = Path(_GIVEN.get(variable) or usual.replace("~", str(_HOME), 1)) / "detrt"
+        assert folder != own, f"a test uses '{folder}', where the user's own files are; set HOME to a folder of the test"
+        return folder
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "folder_of_user", elsewhere)
+        yield
 
 
 BOXES = "-boxes"
