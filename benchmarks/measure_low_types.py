@@ -107,8 +107,10 @@ def measure(rows: int, width: int, out: int, quantise: dict) -> dict:
 def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("out", metavar="OUT.json")
-    parser.add_argument("models", nargs="*", choices=PRODUCTS, default=list(PRODUCTS), metavar="MODEL")
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"default: all of {', '.join(PRODUCTS)}")
     given = parser.parse_args()
+    if unknown := sorted(set(given.models) - set(PRODUCTS)):
+        parser.error(f"argument MODEL: {', '.join(unknown)}; known are {', '.join(PRODUCTS)}")
     require_gpu()
     torch.set_grad_enabled(False)
     quantise: dict = {dtype: torch.compile(quantised(dtype), dynamic=True) for dtype in (FP8, torch.int8)}
@@ -120,7 +122,7 @@ def main() -> int:
     known: dict[tuple, dict] = {}
     report: dict = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "models": {}}
     keys = ("fp16", "fp8 tensor ready", "fp8 tensor whole", "fp8 row ready", "int8 ready", "int8 whole")
-    for model in given.models:
+    for model in given.models or PRODUCTS:
         products = PRODUCTS[model]
         sums = dict.fromkeys((*keys, "fp8 best ready", "fp8 best whole"), 0.0)
         for rows, width, out, count in products:

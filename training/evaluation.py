@@ -17,6 +17,7 @@ from demo_data import HELD_OUT_SEED
 from torch import nn
 
 from detrt.data.scenes.scene import Scene, SceneObject, draw_scene
+from detrt.errors import SourceError
 from detrt.files import write_text
 
 TOP_K = 100  # detections of a scene that are kept, as COCO's rules say
@@ -115,7 +116,7 @@ def evaluate_folder(
 
     model: Any = load(args.folder).eval()
     if model.dtype != torch.float32:
-        raise SystemExit(f"{args.folder} loads as {model.dtype}; its config must say float32")
+        raise SourceError(f"{args.folder} loads as {model.dtype}; its config must say float32")
     started = time.perf_counter()
     scenes = draw_scenes(HELD_OUT_SEED, args.scenes)
     scores = score(model, scenes) | {"scenes": args.scenes, "first_seed": HELD_OUT_SEED} | count(scenes)

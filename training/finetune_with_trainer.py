@@ -26,12 +26,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from options import run_program
 from PIL import Image
 from PIL.Image import Transpose
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from torch.utils.data import Dataset
 from transformers import AutoImageProcessor, AutoModelForObjectDetection, Trainer, TrainingArguments
+
+from detrt.errors import SourceError
 
 START = Path(__file__).resolve().parents[1] / "src" / "detrt" / "models" / "embedded" / "shapes"
 ALLOWED = 0.002
@@ -80,7 +83,7 @@ def mirror(box: list[float], axis: int, length: int) -> list[float]:
 def annotations_of(data: Path, split: str) -> Path:
     path = data / "coco_annotations" / f"instances_{split}.json"
     if not path.is_file():
-        raise SystemExit(f"there is no '{path}'; give the folder that holds BCCD/ and coco_annotations/")
+        raise SourceError(f"there is no '{path}'; give the folder that holds BCCD/ and coco_annotations/")
     return path
 
 
@@ -190,7 +193,7 @@ def wait_until_ready(server: subprocess.Popen, address: str) -> None:
         if server.poll() is not None:
             break
         time.sleep(0.5)
-    raise SystemExit("the server did not start")
+    raise SourceError("the server did not start")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -231,4 +234,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

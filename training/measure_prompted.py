@@ -18,12 +18,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from options import run_program
 from transformers import GroundingDinoForObjectDetection, MMGroundingDinoForObjectDetection, PreTrainedConfig
 
 from detrt import ExportConfig, export_onnx, load_source
 from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.bench.measure import time_call
-from detrt.spec import PIXEL_MASK, PIXEL_VALUES
+from detrt.errors import SourceError
+from detrt.spec import PIXEL_MASK, PIXEL_VALUES, parse_size
 from detrt.text.tensors import ATTENTION_MASK, INPUT_IDS
 
 # "a b . c d ." in BERT's ids: framed by [CLS] and [SEP], phrases ended by ".".
@@ -41,11 +43,12 @@ def main() -> None:
     parser.add_argument("size")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
-    height, width = map(int, args.size.split("x"))
+    height, width = parse_size(args.size)
     source = load_source(args.model)
     module = source.module
     pixels = np.random.default_rng(0).integers(0, 256, (1, 3, height, width), dtype=np.uint8)
-    assert isinstance(module, (GroundingDinoForObjectDetection, MMGroundingDinoForObjectDetection))
+    if not isinstance(module, (GroundingDinoForObjectDetection, MMGroundingDinoForObjectDetection)):
+        raise SourceError(f"'{args.model}' is no Grounding DINO of transformers; give one such as random:grounding_dino")
     text_config = module.config.text_config
     assert isinstance(text_config, PreTrainedConfig)
     vocabulary = text_config.vocab_size
@@ -91,4 +94,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

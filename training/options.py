@@ -1,10 +1,24 @@
-"""The options that the training scripts of the demo detectors share."""
+"""What the programs of this folder share: the options of those that train demo detectors, and one line for what is wrong."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
+
+from detrt.errors import DetrtError, one_line
+
+
+def run_program(main: Callable[[], object]) -> NoReturn:
+    """Run a program, as those of benchmarks/ are run: what is wrong with its input is one line, and exit code 2."""
+    try:
+        code = main()
+    except (DetrtError, OSError, ModuleNotFoundError) as error:
+        print(f"{Path(sys.argv[0]).name}: {one_line(error, 600)}", file=sys.stderr)
+        code = 2
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def training_options(description: str, record: str, smoke: str) -> argparse.ArgumentParser:

@@ -12,6 +12,7 @@ is trained from scratch with the loss of its transformers class; `--config` make
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import platform
@@ -26,11 +27,14 @@ from demo_data import resize
 from demo_loss import Targets, denoising_queries, detection_loss
 from demo_model import INPUT_PX, PREPROCESSOR, run_in_bf16, save_model, start_values
 from evaluation import write_json
+from options import run_program
 from PIL import Image
 from torch import Tensor, nn
 from trainer import follow, learning_rate, move
 from transformers import PreTrainedModel, RTDetrV2Config, RTDetrV2ForObjectDetection
 from transformers.models.rt_detr_v2 import modeling_rt_detr_v2
+
+from detrt.errors import SourceError
 
 START = Path(__file__).resolve().parents[1] / "src" / "detrt" / "models" / "embedded" / "shapes"
 CLIP_NORM, WEIGHT_DECAY, EMA_DECAY, WARMUP_STEPS = 0.5, 1e-3, 0.998, 100
@@ -40,7 +44,7 @@ def load_split(folder: Path, split: str, size: int) -> tuple[Tensor, list[np.nda
     """Images (N, size, size, 3) uint8; rows (n, 5) of class, cx, cy, w, h in 0..1; class names."""
     path = folder / "coco_annotations" / f"instances_{split}.json"
     if not path.is_file():
-        raise SystemExit(f"there is no '{path}'; give the folder that holds BCCD/ and coco_annotations/")
+        raise SourceError(f"there is no '{path}'; give the folder that holds BCCD/ and coco_annotations/")
     data = json.loads(path.read_text(encoding="utf-8"))
     names = [category["name"] for category in data["categories"]]
     index = {category["id"]: k for k, category in enumerate(data["categories"])}
@@ -77,10 +81,12 @@ def build(names: list[str], seed: int) -> RTDetrV2ForObjectDetection:
 
 
 def changed(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """`config` with `changes`, also of the dictionaries in it. Names that it does not have end the program."""
+    """`config` with `changes`, also of the dictionaries in it. Raises SourceError for names that it does not have."""
     if unknown := sorted(set(changes) - set(config)):
-        raise SystemExit(f"--config: the config of this model has no {', '.join(unknown)}; it has {', '.join(sorted(config))}")
-    return config | {name: changed(config[name], value) if isinstance(value, dict) else value for name, value in changes.items()}
+        raise SourceError(f"--config: the config of this model has no {', '.join(unknown)}; it has {', '.join(sorted(config))}")
+    return config | {
+        name: changed(config[name] or {}, value) if isinstance(value, dict) else value for name, value in changes.items()
+    }
 
 
 class Embedded:
@@ -106,18 +112,28 @@ class Referenced:
         from detrt.models.load import load_source
 
         source = load_source(args.model)
-        module = source.module
-        assert isinstance(module, PreTrainedModel)
-        config = type(module.config).from_dict(changed(module.config.to_dict(), args.config))
-        config.id2label = dict(enumerate(names))
-        config.label2id = {name: k for k, name in enumerate(names)}
-        config.auxiliary_loss = True
+        module, step = source.module, source.spec.input.multiple_of
+        loss = module.loss_type if isinstance(module, PreTrainedModel) else None
+        if not isinstance(module, PreTrainedModel) or source.spec.text or "ObjectDetection" not in (loss or ""):
+            raise SourceError(
+                f"--model: transformers has no loss of boxes for '{args.model}'; give one such as random:rt_detr_v2"
+            )
+        if args.size < 1 or args.size % step:
+            raise SourceError(f"--size: must be a multiple of {step} for '{args.model}'; got {args.size}")
+        wanted = changed(module.config.to_dict(), args.config)
         torch.manual_seed(args.seed)
-        self.trained = self.model = type(module)(config)
+        try:
+            config = type(module.config).from_dict(wanted)
+            config.id2label = dict(enumerate(names))
+            config.label2id = {name: k for k, name in enumerate(names)}
+            config.auxiliary_loss = True
+            self.trained = self.model = type(module)(config)
+        except Exception as error:  # of many kinds, by the value
+            raise SourceError(f"--config: transformers makes no model of {json.dumps(args.config)}: {error}") from error
         # Transformers' BatchNorm, which is frozen, counts no batches.
         self.counters = {f"{name}.num_batches_tracked" for name in thaw_batch_norms(self.model)}
         start_values(self.model)
-        self.in_bf16 = [self.model.get_submodule("model.backbone")]
+        self.in_bf16 = [part for name, part in self.model.named_modules() if name == "model.backbone"]
         entry = source.spec.input
         self.mean, self.std = (torch.tensor(values).view(3, 1, 1) for values in (entry.mean, entry.std))
         normalized = {"do_normalize": True, "image_mean": list(entry.mean), "image_std": list(entry.std)}
@@ -222,6 +238,7 @@ def train(args: argparse.Namespace) -> Path:
         if step % args.log_every == 0 or step == 1:
             line = {"step": step, "seconds": round(time.perf_counter() - start, 1), "loss": round(total.item(), 3)}
             print(json.dumps(line), flush=True)
+    args.out.mkdir(parents=True, exist_ok=True)
     folder = detector.save(mean, args.out / "model")
     record = {
         "model": args.model or "embedded:shapes",
@@ -241,6 +258,14 @@ def train(args: argparse.Namespace) -> Path:
     return folder
 
 
+def json_object(text: str) -> dict[str, Any]:
+    """The type of an argument: a JSON object."""
+    with contextlib.suppress(ValueError, RecursionError):
+        if isinstance(value := json.loads(text), dict):
+            return value
+    raise argparse.ArgumentTypeError(f"must be a JSON object; got {text!r}")
+
+
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, help="folder with BCCD/ and coco_annotations/")
@@ -248,7 +273,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--model", help="a detrt reference such as random:rt_detr_v2, instead of the embedded detector")
     parser.add_argument(
         "--config",
-        type=json.loads,
+        type=json_object,
         default={},
         help='with --model: values of its transformers config, such as {"decoder_layers": 3}',
     )
@@ -267,13 +292,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser.error("--seconds, --batch and --steps must be above 0")
     if not args.model and (args.size != INPUT_PX or args.config):
         parser.error(f"--size, --config: the embedded detector is trained at {INPUT_PX} as it is; name another with --model")
-    if not isinstance(args.config, dict):
-        parser.error(f"--config: give a JSON object, not {args.config!r}")
     if args.smoke:
         args.steps, args.batch, args.log_every = 2, 2, 1
-    args.out.mkdir(parents=True, exist_ok=True)
     return args
 
 
 if __name__ == "__main__":
-    train(parse(sys.argv[1:]))
+    run_program(lambda: train(parse(sys.argv[1:])))

@@ -23,7 +23,7 @@ from demo_loss import Targets, denoising_queries, detection_loss
 from demo_model import build_model, run_in_bf16, save_model
 from evaluate_demo_detector import average_precision, predict, score_model
 from evaluation import draw_scenes
-from options import parse_options, training_options
+from options import parse_options, run_program, training_options
 from torch import Tensor
 from trainer import Recipe, Trainer, move
 from trainer import train as run
@@ -116,4 +116,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

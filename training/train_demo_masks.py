@@ -24,6 +24,7 @@ from demo_loss import Targets, match
 from demo_model import save_weights
 from evaluate_demo_detector import score_model
 from evaluation import draw_scenes, write_json
+from options import run_program
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from trainer import follow, learning_rate, machine_record, versions_record
@@ -240,4 +241,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

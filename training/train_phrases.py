@@ -23,7 +23,7 @@ os.environ.setdefault("TRANSFORMERS_DISABLE_TORCH_CHECK", "1")  # each of its ch
 import numpy as np
 import torch
 from evaluate_phrases import evaluate
-from options import parse_options, training_options
+from options import parse_options, run_program, training_options
 from phrases_data import CHUNK, Batch, PhrasePool
 from phrases_loss import AttributeHeads, detection_loss, noised_boxes
 from phrases_model import build_model, forward, keep_bf16, save_model
@@ -145,4 +145,4 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    train(parse(sys.argv[1:]))
+    run_program(lambda: train(parse(sys.argv[1:])))

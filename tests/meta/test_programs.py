@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,7 +29,7 @@ def program(monkeypatch, capfd):
     before = set(sys.modules)
 
     def run(name: str, *arguments: object) -> tuple[int, str, str]:
-        path = BENCHMARKS / name
+        path = BENCHMARKS / name if (BENCHMARKS / name).is_file() else ROOT / "training" / name
         monkeypatch.setattr(sys, "argv", [str(path), *map(str, arguments)])
         sys.path.insert(0, str(path.parent))
         with pytest.raises(SystemExit) as ended:
@@ -105,13 +106,48 @@ WRONG = {
 }
 
 
+BCCD = ("BCCD", "--out", "out", "--smoke")
+TINY = (*BCCD, "--model", "random:rt_detr_v2/tiny", "--size", "64")
+# Those of training/ that people give models or data of their own.
+TRAINING = {
+    "train_bccd.py": [
+        (NONE, "--out", "out"),
+        (*BCCD, "--config", "{}", "--model", "random:nope"),
+        (*BCCD, "--model", "embedded:shapes"),
+        (*BCCD, "--model", "random:dino/tiny"),
+        (*BCCD, "--model", "random:grounding_dino/tiny"),
+        (*TINY, "--size", "65"),
+        *(
+            (*TINY, "--config", config)
+            for config in ("{", "[1]", '{"none": 1}', '{"decoder_layers": "x"}', '{"decoder_layers": -1}')
+        ),
+    ],
+    "measure_precision.py": [("FOLDER", NONE, "fp16")],
+    "measure_prompted.py": [(NONE, "640"), ("random:detr/tiny", "64"), ("random:detr/tiny", "64x")],
+    "finetune_with_trainer.py": [(NONE, "--out", "out")],
+}
+LINES = [(name, given) for lines in (WRONG, TRAINING) for name, rows in lines.items() for given in rows]
+
+
+def _write_bccd(folder):
+    """One image without cells, as the data set has its files."""
+    (folder / "coco_annotations").mkdir(parents=True)
+    (folder / "BCCD" / "JPEGImages").mkdir(parents=True)
+    Image.new("RGB", (64, 64)).save(folder / "BCCD" / "JPEGImages" / "a.jpg")
+    entry = {"id": 1, "file_name": "a.jpg", "width": 64, "height": 64}
+    data = {"images": [entry], "annotations": [], "categories": [{"id": 1, "name": "RBC"}]}
+    (folder / "coco_annotations" / "instances_train.json").write_text(json.dumps(data), "utf-8")
+
+
 def test_each_program_has_wrong_input():
     assert set(WRONG) == set(PROGRAMS)
 
 
-@pytest.mark.parametrize(("name", "arguments"), [(name, given) for name, lines in WRONG.items() for given in lines], ids=str)
+@pytest.mark.parametrize(("name", "arguments"), LINES, ids=str)
 def test_wrong_input_is_one_line(program, name, arguments, tmp_path, monkeypatch):
     needs(name)
+    if "BCCD" in arguments:
+        _write_bccd(tmp_path / "BCCD")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "FOLDER").mkdir()
     (tmp_path / "FOLDER/a.jpg").write_bytes(b"")
