@@ -50,7 +50,7 @@ class Moments:
         self._products += read.T @ read
         self._crossed += read.T @ made
 
-    def means(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def covariances(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Covariance of the inputs, (inputs, inputs), and of them and the errors that they make, (inputs, channels); without a bias mean
         products. The sums are gone then."""
         self._products /= self.count
@@ -63,7 +63,7 @@ class Moments:
 def round_weights(moments: Moments, axis: int | None, low: Precision) -> tuple[NDArray[np.float32], NDArray[np.float16]] | None:
     """Rounded weights (channels, inputs) and their scales, (channels,) or (); None for inputs that are all zero, or constant
     beside a bias. axis: 0, or None for one scale."""
-    covariance, crossed = moments.means()
+    covariance, crossed = moments.covariances()
     diagonal = np.einsum("ii->i", covariance)  # a view
     damping = (DAMPING + len(covariance) / moments.count) * float(diagonal.mean())
     if not damping > 0:
