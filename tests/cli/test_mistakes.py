@@ -84,6 +84,8 @@ MISTAKES = {
     "detect bundle in --classes unicorn": "unicorn",
     "detect bundle in --device gpu:x": "--device",
     "detect bundle in --backend trt": "onnxruntime",
+    "detect bundle in --backend tensorrt-rtx": "what is built for it runs with --backend tensorrt",
+    "serve bundle --backend onnx": "what is built for it runs with --backend onnxruntime",
     "detect bundle in --every 0": "--every",
     "detect bundle in --image-decoder nvjpeg": "cpu or gpu",
     "detect bundle in --prompt cat": "fixed classes|takes no prompt|no prompt",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..bundle import MANIFEST, Bundle, open_whole
 from ..data.arguments import check_integer, check_model
-from ..errors import PromptError, SessionError, SpecError, check_one_of
+from ..errors import PromptError, SessionError, SpecError
 from ..models import trust
 from ..models.load_options import LoadChanges, LoadOptions, changed, check_changes, hub_name
 from ..spec import ModelSpec
@@ -22,7 +22,7 @@ from .base import BaseSession, is_query_encoder, is_text_encoder
 from .prompted import PromptedSession
 from .search import FilesBeside, FileSearch, Opener, Parts, SessionOptions, part_path, refuse_reading
 from .target import Target
-from .targets import CHECKPOINT, GRAPH, backend_names, row_of, tuned
+from .targets import CHECKPOINT, GRAPH, check_backend, row_of, tuned
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -96,7 +96,7 @@ def open_with(ref: str | os.PathLike, options: SessionOptions) -> BaseSession:
 
 
 def _open(ref: str | os.PathLike, options: SessionOptions) -> BaseSession:
-    check_one_of("`backend`", options.backend, backend_names(), SessionError)
+    check_backend(options.backend, SessionError)
     kind = kind_of(ref)
     _check_backend(ref, kind, options.backend)
     row = row_of(kind)

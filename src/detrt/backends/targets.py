@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..bundle import Bundle, EngineFacts
-from ..errors import ArgumentError, install_hint
+from ..errors import ArgumentError, DetrtError, check_one_of, install_hint
 from ..models import trust
 from ..spec import Precision
 from ..system import PACKAGES, Ability, able
@@ -37,6 +37,14 @@ def row_of(kind: str) -> Target | None:
 def backend_names() -> tuple[str, ...]:
     """What `open_session` takes as `backend`."""
     return ("auto", *(name for target in (*reversed(TARGETS), CHECKPOINT) for name in target.names))
+
+
+def check_backend(backend: object, error: type[DetrtError]) -> None:
+    """Raise `error` where it is none of `backend_names`; for what is built, with the backend that runs it."""
+    runs = next((target.name for target in TARGETS if backend in [build.name for build in target.builds]), backend)
+    if runs != backend and backend not in backend_names():
+        raise error(f"`backend={backend}` is a target; what is built for it runs with `backend={runs}`")
+    check_one_of("`backend`", backend, backend_names(), error)
 
 
 # Metadata of the option `backend`.

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..backends.targets import BACKEND, TARGETS, backend_names, needs_gpu, tuned
+from ..backends.targets import BACKEND, TARGETS, check_backend, needs_gpu, tuned
 from ..data.arguments import IMAGE_DECODER, INPUT_SIZE, REQUEST_THRESHOLD, check_image_decoder
 from ..data.images import FAST_FORMATS, MAX_PIXELS, parse_image_formats
-from ..errors import SessionError, check_one_of, check_range
+from ..errors import SessionError, check_range
 from ..models.load_options import LoadOptions
 from ..system import CPU, parse_devices, usable_cores
 from .hosts import parse_hosts, parse_origins
@@ -175,7 +175,7 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if not self.models:
             raise SessionError("there is no model to serve; give a bundle folder: detrt serve BUNDLE")
-        check_one_of("`backend`", self.backend, backend_names(), SessionError)
+        check_backend(self.backend, SessionError)
         for name in self.tuning:
             tuned(name)
         names = [model.name for model in self.models]

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from functools import partial
 
-from ..backends.targets import BACKEND, backend_names, needs_gpu
+from ..backends.targets import BACKEND, check_backend, needs_gpu
 from ..data.arguments import IMAGE_DECODER, INPUT_SIZE, REQUEST_THRESHOLD, check_image_decoder
 from ..errors import SpecError, check_one_of, check_range
 from ..spec import Precision, parse_numbers
@@ -73,7 +73,7 @@ class TritonConfig:
     )
 
     def __post_init__(self) -> None:
-        check_one_of("`backend`", self.backend, backend_names(), SpecError)
+        check_backend(self.backend, SpecError)
         if self.name is not None and not MODEL_NAME.fullmatch(self.name):
             raise SpecError(f"`name` must be letters, digits, '_', '-' and '.', at most 128; got {self.name!r}")
         if self.precision:
