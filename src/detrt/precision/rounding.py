@@ -33,17 +33,16 @@ class Moments:
         self._products = np.zeros((inputs, inputs))
         self._crossed = np.zeros((inputs, channels))  # of the inputs and the errors that they make in the result
         self._sums, self._error_sums = np.zeros(inputs), np.zeros(channels)
-        self._origin: tuple[NDArray, NDArray] | None = None
+        self._origin: NDArray[np.float64] | None = None
 
     def add(self, inputs: NDArray[np.float32], errors: NDArray[np.float32]) -> None:
         """Both (positions, inputs). inputs: as the layer reads them. errors: of these, rounded minus exact."""
         read, made = inputs.astype(np.float64), errors @ self.weight.T
         if self.has_bias:
-            # Sums of distances from about the mean: squares of a mean would hide a small variance, or make one of rounding.
+            # Distances from about the mean: squares of a mean would hide a small variance, or make one of rounding.
             if self._origin is None:
-                self._origin = read.mean(0), made.mean(0)
-            read -= self._origin[0]
-            made -= self._origin[1]
+                self._origin = read.mean(0)
+            read -= self._origin
             self._sums += read.sum(0)
             self._error_sums += made.sum(0)
         self.count += len(read)
