@@ -38,6 +38,20 @@ def test_layers_equal_fp64(rows, inputs, outputs, kind):
 
 
 @pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs", "added"), [(300, 256, 768, 512), (900, 256, 512, 512), (300, 1024, 256, 64)]
+)
+def test_layers_of_sums_equal_fp64(rows, inputs, outputs, added, kind):
+    dtype, allowed = TYPES[kind]
+    data, more, weight, bias = parameters(dtype, (1, rows, inputs), (1, rows, inputs), (outputs, inputs), (outputs,))
+    weights, biases = weight.double().split([added, outputs - added]), bias.double().split([added, outputs - added])
+    total = (data + more).double()
+    want = torch.cat([F.linear(x, w, b) for x, w, b in zip((total, data.double()), weights, biases, strict=True)], -1)
+    got = linear_rows(data.cuda(), 0, weight.cuda(), bias.cuda(), False, False, more.cuda(), added)
+    assert relative(got, want) < allowed
+
+
+@pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize(("rows", "width", "hidden"), [(300, 256, 1024), (100, 256, 2048), (21, 192, 1024)])
 def test_feed_forward_networks_equal_fp64(rows, width, hidden, kind):
     dtype, allowed = TYPES[kind]
@@ -59,8 +73,9 @@ def test_kernels_start_early_and_wait_for_each_other():
 
     def layers(x):
         for _ in range(20):
-            x = torch.sin(linear_rows(x * 1.5, 0, up[:256], bias1[:256], False, False))
-            x = attention(x, x, x, [0, 0, 0], 8, 32, 0.2) + x
+            y = torch.sin(linear_rows(x * 1.5, 0, up[:256], bias1[:256], False, False))
+            y = linear_rows(x, 0, up[:768], bias1[:768], False, False, y, 512)
+            x = attention(y, y, y, [0, 256, 512], 8, 32, 0.2) + x
             x = ffn_rows(x, up, bias1, down, bias2, scale, shift, 1e-5)
         return x
 

@@ -57,6 +57,9 @@ for rows, inputs, outputs in ((21, 48, 40), (40, 4, 70), (33, 96, 96)):
         want = F.linear(part.relu() if before else part, weight, bias)
         got = launch_linear_rows(wide, 5, weight, bias, before, after, tile)
         equal(got, want.relu() if after else want, (rows, inputs, tile))
+        data, more = random(rows, inputs), random(rows, inputs)
+        want = torch.cat([F.linear(data + more, weight[:32], bias[:32]), F.linear(data, weight[32:], bias[32:])], 1)
+        equal(launch_linear_rows(data, 0, weight, bias, False, False, tile, None, more, 32), want, (rows, inputs, tile))
 
 for rows, width, hidden, parts in ((21, 48, 128, 2), (40, 64, 256, 4)):
     data, up, down = random(rows, width), random(hidden, width), random(width, hidden) / 8

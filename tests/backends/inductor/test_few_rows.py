@@ -14,6 +14,7 @@ from detrt.backends.inductor.early import early_start, with_early_start
 from detrt.backends.inductor.few_rows import fuse_few_rows
 from detrt.backends.inductor.fusing import fuse_epilogues, merge_linears, pad_heads
 from detrt.backends.inductor.kernels import (
+    attention,
     ffn_rows,
     linear_relu,
     linear_rows,
@@ -73,6 +74,46 @@ def test_a_decoder_layer_becomes_five_calls(dtype):
     assert all(relative(a, b) < (0.003 if dtype == torch.float16 else 0.02) for a, b in zip(got, want, strict=True))
 
 
+class Attending(torch.nn.Module):
+    """Self-attention of queries with positions, as decoders have it; `kept`: something else reads the values."""
+
+    def __init__(self, width=64, kept=False):
+        super().__init__()
+        self.both, self.values, self.out = (torch.nn.Linear(width, n) for n in (2 * width, width, width))
+        self.kept = kept
+
+    def forward(self, x, positions):
+        both, values = self.both(positions + x), self.values(x)
+        out = self.out(attention(both, both, values, [0, 64, 0], 2, 32, 0.2))
+        return (out, values) if self.kept else out
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_queries_and_values_are_one_layer(kept):
+    torch.manual_seed(0)
+    module = Attending(kept=kept).half()
+    inputs = list(torch.randn(2, 1, 30, 64).half())
+    graph, targets = fused(module, *inputs)
+    assert torch.ops.aten.add.Tensor not in targets and targets.count(linear_rows) == (3 if kept else 2)
+    node = next(node for node in graph.graph.nodes if node.target == attention)
+    assert node.args[3] == ([0, 64, 0] if kept else [0, 64, 128])
+    with torch.no_grad():
+        got = graph(*inputs)
+        want = module(*inputs)
+    pairs = zip(got, want, strict=True) if kept else [(got, want)]
+    assert all(relative(a, b) < 0.003 for a, b in pairs)
+
+
+def test_a_sum_that_is_read_elsewhere_stays():
+    class Kept(Attending):
+        def forward(self, x, positions):
+            total = x + positions
+            return self.both(total), total
+
+    _, targets = fused(Kept().half(), *torch.randn(2, 1, 30, 64).half())
+    assert torch.ops.aten.add.Tensor in targets and targets.count(linear_rows) == 1
+
+
 def test_what_else_reads_the_hidden_units_keeps_them():
     class Shared(Layer):
         def forward(self, x, y):
@@ -109,8 +150,11 @@ def test_ops_equal_separate_layers():
     assert torch.allclose(linear_rows(data, 4, up, bias1, True, True), layer.relu(), atol=1e-5)
     want = F.layer_norm(part + F.linear(F.linear(part, up, bias1).relu(), down, bias2), (16,), scale, shift, 1e-5)
     assert torch.allclose(ffn_rows(part, up, bias1, down, bias2, scale, shift, 1e-5), want, atol=1e-4)
+    want = torch.cat([F.linear(part + 2 * part, up[:24], bias1[:24]), F.linear(part, up[24:], bias1[24:])], -1)
+    assert torch.allclose(linear_rows(part, 0, up, bias1, False, False, 2 * part, 24), want, atol=1e-4)
     for op, arguments in (
         (linear_rows, (data, 4, up, bias1, True, True)),
+        (linear_rows, (part, 0, up, bias1, False, False, part, 32)),
         (ffn_rows, (part, up, bias1, down, bias2, scale, shift, 1e-5)),
     ):
         torch.library.opcheck(op, arguments, test_utils=("test_schema", "test_faketensor"))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import tempfile
 import warnings
 import zipfile
@@ -21,14 +20,11 @@ from torch._inductor import config
 
 from ...errors import ExportError, one_line
 from .capture import CapturedGraph
-from .early import early_start
+from .early import EARLY_PIXELS, early_start, pixels_of
 from .package import ARTIFACT, INDEX, WEIGHTS, Run, bind_weights
 
 # Each form of the compiler's C++ header is 150 MB, which PyTorch writes to the folder for temporary files and leaves there.
 _COMMON = {"aot_inductor.precompile_headers": False, "cpp_cache_precompile_headers": False}
-# Up to so many pixels of a batch a kernel may start while the one before it ends. It saves a microsecond a kernel, and slows down
-# large elementwise kernels: RF-DETR at batch size 4 (1.25 million pixels) takes 1.71 ms with it on an H200, and 1.53 without.
-_EARLY_PIXELS = 1 << 20
 
 
 def options_for(device: str, tune: str = "", pixels: int = 0) -> dict[str, Any]:
@@ -46,7 +42,7 @@ def options_for(device: str, tune: str = "", pixels: int = 0) -> dict[str, Any]:
         "shape_padding": False,
     }
     if hasattr(config.triton, "enable_pdl"):  # programmatic dependent launch, of Hopper and newer; PyTorch 2.8 and 2.9 have none
-        options["triton.enable_pdl"] = pixels <= _EARLY_PIXELS
+        options["triton.enable_pdl"] = pixels <= EARLY_PIXELS
     if "max" in tune:
         options |= {"max_autotune": True}
     if "gemm" in tune:
@@ -63,10 +59,7 @@ def compile_package(captured: CapturedGraph, path: Path, tune: str = "", form: s
         ExportError: the compiler refused the graph.
     """
     device = captured.inputs[0].device.type
-    # The largest batch of a range: the smaller ones lose less without an early start than it loses with one.
-    images = [(captured.ranges.get("batch", (len(x),))[-1], *x.shape[-2:]) for x in captured.inputs if x.dim() == 4]
-    pixels = max(map(math.prod, images), default=0)
-    options = options_for(device, tune, pixels)
+    options = options_for(device, tune, pixels_of(captured))
     if (form or ("aoti" if device == "cpu" else "artifact")) == "aoti":
         compile_aoti(captured, path, options)
     else:

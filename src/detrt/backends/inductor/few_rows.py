@@ -7,9 +7,10 @@ import math
 import operator
 from typing import Any, NamedTuple
 
+import torch
 from torch import fx
 
-from .nodes import Constants, aten, is_low, value_of
+from .nodes import Constants, aten, call, is_low, value_of
 
 
 class Layer(NamedTuple):
@@ -49,7 +50,64 @@ def fuse_few_rows(graph: fx.GraphModule) -> int:
             graph.graph.erase_node(node)
             count += 1
         graph.graph.eliminate_dead_code()
+    _read_sums(graph)
+    _join_queries_and_values(graph, constants)
     return count
+
+
+def _read_sums(graph: fx.GraphModule) -> None:
+    """Let layers add what they read, such as queries and their positions, where only layers read the sum."""
+    for node in list(graph.graph.nodes):
+        if node.target != aten.add.Tensor or node.kwargs or not is_low(node) or not node.users:
+            continue
+        if not all(isinstance(arg, fx.Node) and is_low(arg) and value_of(arg).shape == value_of(node).shape for arg in node.args):
+            continue
+        if not all(_plain(user) and user.args[0] is node for user in node.users):
+            continue
+        data, more = node.args
+        if not any(_plain(user) for user in data.users):  # type: ignore[union-attr]
+            data, more = more, data
+        for user in list(node.users):
+            _, *others = user.args
+            user.args = (data, *others, more, value_of(user).shape[-1])
+    graph.graph.eliminate_dead_code()
+
+
+def _join_queries_and_values(graph: fx.GraphModule, constants: Constants) -> None:
+    """Make one layer of that of a sum and that of its first part, where attention alone reads both."""
+    from .kernels import ADDED_MULTIPLE, attention, linear_rows, linear_rows_is_faster
+
+    for node in list(graph.graph.nodes):
+        if node.target != linear_rows or len(node.args) != 8 or node.args[5] or node.args[7] % ADDED_MULTIPLE:
+            continue
+        data, at, weight, bias, _, _, more, added = node.args
+        partner = next((u for u in data.users if _plain(u) and not u.args[5] and set(u.users) == set(node.users)), None)
+        if partner is None or not all(user.target == attention for user in node.users):
+            continue
+        weights, biases = ([constants.get(one.args[i]) for one in (node, partner)] for i in (2, 3))
+        outputs = added + weights[1].shape[0]
+        if not linear_rows_is_faster(math.prod(value_of(node).shape[:-1]), weights[0].shape[1], outputs):
+            continue
+        last = max((node, partner), key=list(graph.graph.nodes).index)
+        weight, bias = (constants.add(torch.cat(parts), last, node) for parts in (weights, biases))
+        with graph.graph.inserting_before(last):
+            joined = call(graph, linear_rows, data, at, weight, bias, False, False, more, added)
+        for user in list(node.users):
+            tensors, columns = list(user.args[:3]), list(user.args[3])
+            for i, tensor in enumerate(tensors):
+                if tensor in (node, partner):
+                    tensors[i], columns[i] = joined, columns[i] + (added if tensor is partner else 0)
+            user.args = (*tensors, columns, *user.args[4:])
+    graph.graph.eliminate_dead_code()
+
+
+def _plain(node: fx.Node) -> bool:
+    """A layer that reads a whole tensor as it is."""
+    from .kernels import linear_rows
+
+    if node.target != linear_rows or len(node.args) != 6 or node.args[1] or node.args[4]:
+        return False
+    return value_of(node.args[0]).shape[-1] == value_of(node.args[2]).shape[1]
 
 
 def _layer(node: Any, constants: Constants) -> Layer | None:

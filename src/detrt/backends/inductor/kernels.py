@@ -258,30 +258,57 @@ def linear_gelu_is_faster(rows: int, outputs: int, inputs: int) -> bool:
 
 
 LINEAR_ROWS, FFN_ROWS = "detrt::linear_rows", "detrt::ffn_rows"
-_LIBRARY.define("linear_rows(Tensor data, int at, Tensor weight, Tensor bias, bool relu_before, bool relu) -> Tensor")
+_LIBRARY.define(
+    "linear_rows(Tensor data, int at, Tensor weight, Tensor bias, bool relu_before, bool relu, Tensor? more=None, int added=0) -> Tensor"
+)
+# What `added` is a multiple of, unless it is all outputs.
+ADDED_MULTIPLE = 64
 _LIBRARY.define(
     "ffn_rows(Tensor data, Tensor weight1, Tensor bias1, Tensor weight2, Tensor bias2, Tensor scale, Tensor shift, float eps) -> Tensor"
 )
 
 
-def _linear_rows(data: Tensor, at: int, weight: Tensor, bias: Tensor, relu_before: bool, relu: bool) -> Tensor:
+def _linear_rows(
+    data: Tensor,
+    at: int,
+    weight: Tensor,
+    bias: Tensor,
+    relu_before: bool,
+    relu: bool,
+    more: Tensor | None = None,
+    added: int = 0,
+) -> Tensor:
     """A linear layer over few rows: (..., width), (out, in), (out,) -> (..., out); of the data the `in` columns from `at` on are read.
 
-    relu_before, relu: of the data, of the result.
+    relu_before, relu: of the data, of the result. more: of the shape of the data, which must be `in` wide; the first `added` outputs are
+    those of data + more.
     """
     if _has_kernel(data):
         from .rows_triton import launch_linear_rows, linear_rows_tile
 
-        rows = _rows(data)
-        tile = linear_rows_tile(rows.shape[0], weight.shape[1])
-        out = launch_linear_rows(rows, at, weight.contiguous(), bias, relu_before, relu, tile, kernel_wrapper(data))
+        rows, other = _rows(data), None if more is None else _rows(more)
+        tile, wrapper = linear_rows_tile(rows.shape[0], weight.shape[1]), kernel_wrapper(data)
+        out = launch_linear_rows(rows, at, weight.contiguous(), bias, relu_before, relu, tile, wrapper, other, added)
         return out.view(*data.shape[:-1], weight.shape[0])
     columns = data[..., at : at + weight.shape[1]]
-    out = torch.nn.functional.linear(columns.relu() if relu_before else columns, weight, bias)
+    if more is not None:
+        first = torch.nn.functional.linear(columns + more, weight[:added], bias[:added])
+        out = torch.cat([first, torch.nn.functional.linear(columns, weight[added:], bias[added:])], -1)
+    else:
+        out = torch.nn.functional.linear(columns.relu() if relu_before else columns, weight, bias)
     return out.relu() if relu else out
 
 
-def _linear_rows_fake(data: Tensor, at: int, weight: Tensor, bias: Tensor, relu_before: bool, relu: bool) -> Tensor:
+def _linear_rows_fake(
+    data: Tensor,
+    at: int,
+    weight: Tensor,
+    bias: Tensor,
+    relu_before: bool,
+    relu: bool,
+    more: Tensor | None = None,
+    added: int = 0,
+) -> Tensor:
     return data.new_empty(*data.shape[:-1], weight.shape[0])
 
 

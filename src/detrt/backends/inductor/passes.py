@@ -11,7 +11,7 @@ from ...spec import ModelSpec, Precision
 from .attention import fuse_plain_attention
 from .capture import CapturedGraph, Range, capture, capture_text
 from .convolving import fold_stem, fuse_depthwise, linear_patches, linear_pointwise
-from .early import starts_early
+from .early import EARLY_PIXELS, pixels_of, starts_early
 from .few_rows import fuse_few_rows
 from .folding import (
     drop_checks,
@@ -162,7 +162,7 @@ def tune_for_gpu(captured: CapturedGraph, linears: bool = True, convolutions: st
     fuse_gelu(captured.graph)
     linear_pointwise(captured.graph)
     pad_heads(captured.graph)
-    if starts_early(captured.inputs[0].device):
+    if starts_early(captured.inputs[0].device) and pixels_of(captured) <= EARLY_PIXELS:
         fuse_few_rows(captured.graph)
     fuse_top_k(captured.graph)
     finish(captured.graph)

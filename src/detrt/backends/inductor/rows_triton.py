@@ -63,14 +63,15 @@ def _fetch(
 
 @triton.jit
 def linear_rows_kernel(
-    data, weight, bias, out, rows,
-    ROW: tl.constexpr, AT: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, RELU_BEFORE: tl.constexpr, RELU: tl.constexpr,
+    data, more, weight, bias, out, rows,
+    ROW: tl.constexpr, AT: tl.constexpr, ADDED: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, RELU_BEFORE: tl.constexpr, RELU: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_N outputs of BLOCK_M rows; data @ weight.T + bias.
 
     data: (rows, ROW), of which the INPUTS columns from AT on are read. weight: (OUTPUTS, INPUTS). bias: (OUTPUTS,). out: (rows, OUTPUTS). RELU_BEFORE,
-    RELU: of the data, of the result. Sums are FP32.
+    RELU: of the data, of the result. ADDED: so many outputs, a multiple of BLOCK_N, read data + more, of one shape; the others data alone.
+    Sums are FP32.
     """
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     first = tl.program_id(1) * BLOCK_N
@@ -84,6 +85,9 @@ def linear_rows_kernel(
         b = tl.load(right, mask=n_ok[None, :] & k_ok[:, None], other=0.0)
         wait_for_inputs(EARLY)
         a = tl.load(left, mask=m_ok[:, None] & k_ok[None, :], other=0.0)
+        if ADDED > 0:
+            extra = tl.load(more + m[:, None] * ROW + k[None, :], mask=m_ok[:, None] & k_ok[None, :] & (first < ADDED), other=0.0)
+            a = (a.to(tl.float32) + extra.to(tl.float32)).to(a.dtype)
         if RELU_BEFORE:
             a = tl.where(a > 0, a, 0.0).to(a.dtype)
         total = tl.dot(a, b)
@@ -99,6 +103,10 @@ def linear_rows_kernel(
                 k_ok = start + k < INPUTS
                 a = tl.load(left + start, mask=m_ok[:, None] & k_ok[None, :], other=0.0)
                 b = tl.load(right + start, mask=n_ok[None, :] & k_ok[:, None], other=0.0)
+            if ADDED > 0:
+                inside = m_ok[:, None] & (start + k < INPUTS)[None, :] & (first < ADDED)
+                extra = tl.load(more + m[:, None] * ROW + start + k[None, :], mask=inside, other=0.0)
+                a = (a.to(tl.float32) + extra.to(tl.float32)).to(a.dtype)
             if RELU_BEFORE:
                 a = tl.where(a > 0, a, 0.0).to(a.dtype)
             total = tl.dot(a, b, total)
@@ -169,20 +177,24 @@ def sum_norm_kernel(
     tl.store(out + row * WIDTH + n, scaled * factor + offset, mask=ok)
 
 
-def launch_linear_rows(data, at: int, weight, bias, relu_before: bool, relu: bool, tile: RowTile, launch=None):
-    """data: (rows, width), weight: (outputs, inputs), both contiguous; see `linear_rows_kernel`."""
+def launch_linear_rows(
+    data, at: int, weight, bias, relu_before: bool, relu: bool, tile: RowTile, launch=None, more=None, added: int = 0
+):
+    """data, more: (rows, width), weight: (outputs, inputs), all contiguous; see `linear_rows_kernel`."""
     rows, width = data.shape
     outputs, inputs = weight.shape
     out = data.new_empty(rows, outputs)
     kernel = linear_rows_kernel if launch is None else launch(linear_rows_kernel)
     kernel[(-(-rows // tile.rows), -(-outputs // tile.outputs))](
         data,
+        data if more is None else more,
         weight,
         bias,
         out,
         rows,
         ROW=width,
         AT=at,
+        ADDED=added,
         OUTPUTS=outputs,
         INPUTS=inputs,
         RELU_BEFORE=relu_before,
