@@ -64,8 +64,10 @@ for rows, inputs, outputs in ((21, 48, 40), (40, 4, 70), (33, 96, 96)):
 for rows, width, hidden, parts in ((21, 48, 128, 2), (40, 64, 256, 4)):
     data, up, down = random(rows, width), random(hidden, width), random(width, hidden) / 8
     bias1, bias2, scale, shift = random(hidden), random(width), random(width), random(width)
-    want = F.layer_norm(data + F.linear(F.linear(data, up, bias1).relu(), down, bias2), (width,), scale, shift, 1e-5)
+    total = data + F.linear(F.linear(data, up, bias1).relu(), down, bias2)
+    want, limited = (F.layer_norm(t, (width,), scale, shift, 1e-5) for t in (total, total.clamp(-1.0, 1.0)))
     for tile in (RowTile(16, 64, 0, 4, 2), RowTile(32, 32, 0, 4, 1)):
         sums = launch_ffn_rows(data, up, bias1, down, tile, parts)
         equal(launch_sum_norm(sums, bias2, data, scale, shift, 1e-5), want, (rows, hidden, tile))
+        equal(launch_sum_norm(sums, bias2, data, scale, shift, 1e-5, limit=1.0), limited, (rows, hidden, tile))
 print("equal")

@@ -124,6 +124,18 @@ def test_what_else_reads_the_hidden_units_keeps_them():
     assert [target for target in targets if target in OURS] == [linear_rows, linear_rows]
 
 
+def test_the_sum_of_a_feed_forward_network_may_be_limited():
+    class Limited(Layer):
+        def forward(self, x, y):
+            return self.last((self.down(self.up(x).relu()) + x).clamp(-0.5, 0.5))
+
+    module, inputs = Limited().half(), torch.randn(2, 1, 30, 64).half()
+    graph, targets = fused(module, *inputs)
+    assert targets == [ffn_rows]
+    with torch.no_grad():
+        assert relative(graph(*inputs), module(*inputs)) < 0.003
+
+
 def test_another_residual_is_no_feed_forward_network():
     class Crossed(Layer):
         def forward(self, x, y):

@@ -157,7 +157,7 @@ def _source(data: fx.Node) -> tuple[fx.Node, int, bool]:
 
 
 def _ffn(node: fx.Node, constants: Constants) -> tuple[tuple[Any, ...], tuple[int, ...]] | None:
-    """layer_norm(x + second(relu(first(x))))."""
+    """layer_norm(x + second(relu(first(x)))), the sum limited to a magnitude or not."""
     from .kernels import ffn_rows
 
     if node.target != aten.layer_norm.default or not is_low(node):
@@ -165,6 +165,12 @@ def _ffn(node: fx.Node, constants: Constants) -> tuple[tuple[Any, ...], tuple[in
     total, shape, scale, shift, eps = (*node.args, None, None, 1e-5)[:5]
     if len(shape) != 1 or constants.get(scale) is None or constants.get(shift) is None:  # type: ignore[arg-type]
         return None
+    limit = 0.0
+    if isinstance(total, fx.Node) and total.target == aten.clamp.default and len(total.args) == 3 and len(total.users) == 1:
+        low, limit = total.args[1:]
+        if not isinstance(low, (int, float)) or low != -limit or limit <= 0:
+            return None
+        total = total.args[0]
     if not isinstance(total, fx.Node) or total.target != aten.add.Tensor or total.kwargs or len(total.users) != 1:
         return None
     for residual, branch in (total.args, total.args[::-1]):
@@ -175,7 +181,7 @@ def _ffn(node: fx.Node, constants: Constants) -> tuple[tuple[Any, ...], tuple[in
             continue
         if second.outputs != first.inputs:
             continue
-        op = (ffn_rows, residual, *first.parameters, *second.parameters, scale, shift, eps)
+        op = (ffn_rows, residual, *first.parameters, *second.parameters, scale, shift, eps, float(limit))
         return op, (first.rows, first.inputs, first.outputs)
     return None
 

@@ -264,7 +264,8 @@ _LIBRARY.define(
 # What `added` is a multiple of, unless it is all outputs.
 ADDED_MULTIPLE = 64
 _LIBRARY.define(
-    "ffn_rows(Tensor data, Tensor weight1, Tensor bias1, Tensor weight2, Tensor bias2, Tensor scale, Tensor shift, float eps) -> Tensor"
+    "ffn_rows(Tensor data, Tensor weight1, Tensor bias1, Tensor weight2, Tensor bias2, Tensor scale, Tensor shift, float eps, "
+    "float limit=0.0) -> Tensor"
 )
 
 
@@ -322,11 +323,19 @@ def linear_rows_is_faster(rows: int, inputs: int, outputs: int) -> bool:
 
 
 def _ffn_rows(
-    data: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, scale: Tensor, shift: Tensor, eps: float
+    data: Tensor,
+    weight1: Tensor,
+    bias1: Tensor,
+    weight2: Tensor,
+    bias2: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    eps: float,
+    limit: float = 0.0,
 ) -> Tensor:
     """layer_norm(data + linear(relu(linear(data)))) over few rows: (..., width) -> (..., width).
 
-    weight1: (hidden, width). weight2: (width, hidden). scale, shift: (width,). Each program takes a part of the hidden units, so that many
+    weight1: (hidden, width). weight2: (width, hidden). scale, shift: (width,). limit: of the magnitude of the sum; 0: none. Each program takes a part of the hidden units, so that many
     multiprocessors read weights; a second kernel adds the parts in FP32.
     """
     if _has_kernel(data):
@@ -335,14 +344,23 @@ def _ffn_rows(
         rows, wrapper = _rows(data), kernel_wrapper(data)
         tile = ffn_tile(rows.shape[0])
         parts = launch_ffn_rows(rows, weight1.contiguous(), bias1, weight2.contiguous(), tile, launch=wrapper)
-        return launch_sum_norm(parts, bias2, rows, scale, shift, eps, wrapper).view(data.shape)
+        return launch_sum_norm(parts, bias2, rows, scale, shift, eps, wrapper, limit).view(data.shape)
     hidden = torch.nn.functional.linear(data, weight1, bias1).relu()
     total = data + torch.nn.functional.linear(hidden, weight2, bias2)
+    total = total.clamp(-limit, limit) if limit else total
     return torch.nn.functional.layer_norm(total, scale.shape, scale, shift, eps)
 
 
 def _ffn_rows_fake(
-    data: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, scale: Tensor, shift: Tensor, eps: float
+    data: Tensor,
+    weight1: Tensor,
+    bias1: Tensor,
+    weight2: Tensor,
+    bias2: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    eps: float,
+    limit: float = 0.0,
 ) -> Tensor:
     return data.new_empty(data.shape)
 

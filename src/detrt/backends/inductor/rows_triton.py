@@ -154,12 +154,12 @@ def ffn_rows_kernel(
 @triton.jit
 def sum_norm_kernel(
     parts, bias, residual, scale, shift, out, rows,
-    PARTS: tl.constexpr, WIDTH: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    PARTS: tl.constexpr, WIDTH: tl.constexpr, EPS: tl.constexpr, LIMIT: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program: a row of layer_norm(sum of the parts + bias + residual).
 
     parts: (PARTS, rows, WIDTH), FP32. bias, scale, shift: (WIDTH,). residual: (rows, WIDTH). The sum of parts and bias is
-    rounded to the type of the result, as a linear layer does.
+    rounded to the type of the result, as a linear layer does. LIMIT: of the magnitude of what is normalized; 0: none.
     """
     row = tl.program_id(0)
     n = tl.arange(0, BLOCK)
@@ -172,6 +172,8 @@ def sum_norm_kernel(
         total += tl.load(parts + (part * rows + row) * WIDTH + n, mask=ok, other=0.0)
     total = total.to(out.dtype.element_ty).to(tl.float32)
     total += tl.load(residual + row * WIDTH + n, mask=ok, other=0.0).to(tl.float32)
+    if LIMIT > 0:
+        total = tl.minimum(tl.maximum(total, -LIMIT), LIMIT)
     centred = tl.where(ok, total - tl.sum(total, 0) / WIDTH, 0.0)
     scaled = centred * tl.rsqrt(tl.sum(centred * centred, 0) / WIDTH + EPS)
     tl.store(out + row * WIDTH + n, scaled * factor + offset, mask=ok)
@@ -235,7 +237,7 @@ def launch_ffn_rows(data, weight1, bias1, weight2, tile: RowTile, parts: int = F
     return out
 
 
-def launch_sum_norm(parts, bias, residual, scale, shift, eps: float, launch=None):
+def launch_sum_norm(parts, bias, residual, scale, shift, eps: float, launch=None, limit: float = 0.0):
     """parts: (parts, rows, width), FP32, residual: (rows, width), both contiguous; see `sum_norm_kernel`."""
     count, rows, width = parts.shape
     out = residual.new_empty(rows, width)
@@ -251,6 +253,7 @@ def launch_sum_norm(parts, bias, residual, scale, shift, eps: float, launch=None
         PARTS=count,
         WIDTH=width,
         EPS=eps,
+        LIMIT=limit,
         BLOCK=_block(width),
         EARLY=False,
         num_warps=2,
