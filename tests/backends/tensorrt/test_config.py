@@ -113,13 +113,13 @@ def test_profile_of_stretch_is_one_size_and_choices_win():
             [PIXELS, MASK],
             EngineConfig(height=(60, 64, 64)),
             EDGE,
-            ["multiple of 16", "60,64,64", "`height=64,64,64`"],
+            ["multiple of 16", "60,64,64", "the nearest is 64"],
         ),
         (
             [NetworkTensor("pixel_values", "UINT8", (1, 3, 64, 64))],
             EngineConfig(batch=(1, 2, 4)),
             FIXED,
-            ["fixed batch of 1", "1,2,4", "`batch`"],
+            ["fixed batch of 1", "batch 1,2,4", "Leave that out"],
         ),
         (
             [NetworkTensor("pixel_values", "UINT8", (-1, 3, 64, 64))],
