@@ -284,7 +284,7 @@ int main(int count, char** arguments) {
     open_streams();
     return run(count, arguments);
   } catch (const Error& error) {
-    std::fprintf(stderr, "detrt-run: %s\n", printable(error.what()).c_str());
+    std::fprintf(stderr, "detrt-run: %s\n", printable(error.what(), "\n").c_str());
     return 2;
   } catch (const std::bad_alloc&) {
     std::fprintf(stderr, "detrt-run: not enough memory; use a smaller size or batch, or a machine with more\n");

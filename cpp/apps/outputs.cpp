@@ -56,14 +56,16 @@ Error not_written(const std::string& what) {
 
 } // namespace
 
-std::string printable(const std::string& text) {
+std::string printable(const std::string& text, const std::string& keep) {
   std::string shown;
   for (std::size_t i = 0; i < text.size(); ++i) {
     const auto byte = static_cast<unsigned char>(text[i]);
     const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
     const auto last = static_cast<unsigned char>(i + 2 < text.size() ? text[i + 2] : 0);
     std::array<char, 8> escape{};
-    if (byte == '\n' || byte == '\r' || byte == '\t') {
+    if (keep.find(text[i]) != std::string::npos) {
+      shown += text[i];
+    } else if (byte == '\n' || byte == '\r' || byte == '\t') {
       shown += byte == '\n' ? "\\n" : byte == '\r' ? "\\r" : "\\t";
     } else if (byte < 0x20 || byte == 0x7f || (byte == 0xc2 && next >= 0x80 && next <= 0x9f)) { // C0, DEL, C1
       std::snprintf(escape.data(), escape.size(), "\\x%02x", byte == 0xc2 ? next : byte);

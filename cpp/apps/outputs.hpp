@@ -10,8 +10,8 @@
 #include "options.hpp"
 #include "unfinished.hpp"
 
-// A text for a terminal, in one line: control characters are escaped, as in detrt.errors.printable.
-std::string printable(const std::string& text);
+// A text for a terminal: control characters are escaped, but for those of `keep`, as in detrt.errors.printable.
+std::string printable(const std::string& text, const std::string& keep = "");
 
 bool same_file(const std::filesystem::path& a, const std::filesystem::path& b);
 

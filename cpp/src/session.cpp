@@ -1,9 +1,11 @@
 #include "detrt/session.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <filesystem>
 #include <initializer_list>
+#include <string_view>
 
 #include "detrt/error.hpp"
 #include "user_files.hpp"
@@ -100,6 +102,16 @@ void require_trust(const Bundle& bundle, const BundleFile& file, const std::stri
 }
 
 std::unique_ptr<Session> open_session(const Bundle& bundle, const SessionOptions& options) {
+  // Each backend, the kind of its files, and what builds it in.
+  struct Owner {
+    std::string_view name;
+    const char* kind;
+    const char* choice;
+  };
+  static constexpr std::array<Owner, 4> owners{{{"tensorrt", "engine", "-DDETRT_TENSORRT=ON"},
+                                                {"libtorch", "inductor", "-DDETRT_LIBTORCH=ON"},
+                                                {"openvino", "openvino", "-DDETRT_OPENVINO=ON"},
+                                                {"onnxruntime", "onnx", "-DDETRT_ONNXRUNTIME=ON"}}};
   std::string names;
   std::vector<std::string> reasons;
   for (const Backend& backend : backends()) {
@@ -118,6 +130,11 @@ std::unique_ptr<Session> open_session(const Bundle& bundle, const SessionOptions
     throw Error(ErrorKind::session,
                 "this libdetrt was built without a backend; configure it with one of -DDETRT_TENSORRT=ON, "
                 "-DDETRT_LIBTORCH=ON, -DDETRT_OPENVINO=ON and -DDETRT_ONNXRUNTIME=ON");
+  if (options.backend == "auto")
+    for (const auto& [name, kind, choice] : owners)
+      if (std::none_of(backends().begin(), backends().end(), [&](const Backend& one) { return one.name == name; }))
+        for (const BundleFile& file : bundle.of_kind(kind))
+          reasons.push_back(std::string(name) + ": '" + file.path + "' needs a libdetrt configured with " + choice);
   std::string list;
   for (const std::string& reason : reasons)
     list += (reasons.size() > 1 ? "\n  " : " ") + reason;

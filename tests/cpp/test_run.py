@@ -79,6 +79,20 @@ def test_files_and_annotated_copies(build, bundle, photos, tmp_path):
     assert not [p for p in tmp_path.rglob("*") if p.name.endswith(".tmp")]
 
 
+def test_what_another_build_runs_is_named(build, bundle, photos, tmp_path):
+    """One line for each backend, also for those that the bundle has a file of and this build does not have."""
+    shutil.copytree(bundle, tmp_path / "engine")
+    manifest = tmp_path / "engine" / "detrt.json"
+    data = json.loads(manifest.read_text("utf-8"))
+    data["files"][0]["kind"] = "engine"
+    manifest.write_text(json.dumps(data), "utf-8")
+    done = run(build / "detrt-run", tmp_path / "engine", photos[0])
+    first, *lines = done.stderr.splitlines()
+    assert done.returncode == 2 and first.endswith("here:") and all(line.startswith("  ") for line in lines)
+    assert f"  tensorrt: '{data['files'][0]['path']}' needs a libdetrt configured with -DDETRT_TENSORRT=ON" in lines
+    assert [line for line in lines if line.startswith("  libtorch: the bundle has no compiled package")]
+
+
 def test_types_that_are_not_read_are_told(build, bundle, photos, tmp_path):
     shutil.copy(photos[0], tmp_path)
     for name in ("a.webp", "b.tiff", "c.TIFF", "d.mp4", "e.txt"):
