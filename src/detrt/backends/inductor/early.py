@@ -49,8 +49,9 @@ def early_start() -> Iterator[None]:
         return
 
     def define_kernel(self: Any, name: str, body: str, *args: Any, **kwargs: Any) -> Any:
-        early = config.triton.enable_pdl and starts_early(torch.device("cuda"))
-        return define(self, name, with_early_start(body) if early else body, *args, **kwargs)
+        if config.triton.enable_pdl and _OFF in body and starts_early(torch.device("cuda")):
+            body = with_early_start(body)
+        return define(self, name, body, *args, **kwargs)
 
     def before_access(self: Any, *args: Any, **kwargs: Any) -> Any:
         # The compiler's kernels read without waiting what the kernel before them did not write. It does not see what a given kernel
