@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -15,7 +13,6 @@ from detrt.backends.inductor.capture import module_of
 from detrt.backends.inductor.early import early_start, with_early_start
 from detrt.backends.inductor.few_rows import fuse_few_rows
 from detrt.backends.inductor.fusing import fuse_epilogues, merge_linears, pad_heads
-from detrt.backends.inductor.kernel_analysis import kernels_analysed_once
 from detrt.backends.inductor.kernels import (
     attention,
     ffn_rows,
@@ -205,34 +202,3 @@ def test_early_start_ends_with_the_compilation():
     with early_start():
         assert PythonWrapperCodegen.define_kernel is not before
     assert PythonWrapperCodegen.define_kernel is before
-
-
-def test_equal_calls_of_a_kernel_are_analysed_once(monkeypatch):
-    from torch._higher_order_ops import triton_kernel_wrap
-
-    asked = []
-
-    def translate(kernel, kwargs, descriptors):
-        asked.append((kernel, kwargs))
-        return object(), list(kwargs)
-
-    monkeypatch.setattr(triton_kernel_wrap, "generate_ttir", translate)
-    kernel, other = object(), object()
-    configured = [SimpleNamespace(fn=kernel, configs=[SimpleNamespace(kwargs={"BLOCK": size})]) for size in (32, 32, 64)]
-    call = {"data": torch.empty(3, 4).half(), "rows": 3, "BLOCK": 32}
-    with kernels_analysed_once():
-        analyse = triton_kernel_wrap.generate_ttir
-        first, names = analyse(kernel, call, {})
-        assert analyse(kernel, {**call, "data": torch.empty(9).half()}, {})[0] is first and names == list(call)
-        assert analyse(configured[0], call, {})[0] is analyse(configured[1], call, {})[0] is first
-        different = [
-            analyse(other, call, {}),
-            analyse(configured[2], call, {}),
-            analyse(kernel, {**call, "data": torch.empty(3, 4)}, {}),
-            analyse(kernel, {**call, "rows": 1}, {}),
-            analyse(kernel, {**call, "rows": True}, {}),
-            analyse(kernel, call, {"data": "a descriptor"}),
-            analyse(kernel, {**call, "rows": object()}, {}),
-        ]
-        assert len({id(form) for form, _ in different} | {id(first)}) == 8 and len(asked) == 8
-    assert triton_kernel_wrap.generate_ttir is translate

@@ -21,7 +21,6 @@ from torch._inductor import config
 from ...errors import ExportError, one_line
 from .capture import CapturedGraph
 from .early import EARLY_PIXELS, early_start, pixels_of
-from .kernel_analysis import kernels_analysed_once
 from .package import ARTIFACT, INDEX, WEIGHTS, Run, bind_weights
 
 # Each form of the compiler's C++ header is 150 MB, which PyTorch writes to the folder for temporary files and leaves there.
@@ -72,7 +71,7 @@ def compile_aoti(captured: CapturedGraph, path: Path, options: dict[str, Any]) -
     if captured.inputs[0].device.type == "cuda":
         # The code around the kernels runs once, while a CUDA graph is recorded.
         options = {**options, "aot_inductor.compile_wrapper_opt_level": "O0"}
-    with _quiet(captured), early_start(), kernels_analysed_once():
+    with _quiet(captured), early_start():
         torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
 
 
@@ -84,7 +83,7 @@ def compile_artifact(captured: CapturedGraph, path: Path | None, options: dict[s
     if captured.ranges:
         # Real examples would make sizes all fixed or all symbolic; the values of the graph say which are symbolic.
         examples, dynamic = _symbolic_examples(program.graph_module), "from_graph"
-    with _quiet(captured), early_start(), kernels_analysed_once():
+    with _quiet(captured), early_start():
         artifact = torch._inductor.standalone_compile(
             program.graph_module, examples, dynamic_shapes=dynamic, options={"config_patches": options}
         )
