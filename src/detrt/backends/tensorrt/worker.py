@@ -7,6 +7,7 @@ its absolute path: {"onnx", "engine", "config", "spec"}.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 import time
@@ -31,6 +32,8 @@ from .versions import check_faults, faults_of
 
 # Scratch memory of one context beyond which smaller GPUs cannot open the engine.
 LARGE_ACTIVATION = 4 << 30
+# Warnings of the library that say nothing of the engine: every FP16 scale is a number of FP32.
+_NOISE = re.compile(r"Int64 binding|Converting \w+ (activation|weight) scales to fp32")
 
 # TensorRT type -> name in the sidecar. Whole numbers and booleans say nothing about precision.
 _FLOATS = {
@@ -106,7 +109,7 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         size = int(host_memory.nbytes)
         Path(request["engine"]).write_bytes(memoryview(host_memory))
         layer_types = dialect.layer_types(trt, Path(request["engine"]), layer_types)
-    warnings += explain.alike_once([text for text in messages.warnings if "Int64 binding" not in text])
+    warnings += explain.alike_once([text for text in messages.warnings if not _NOISE.search(text)])
     activation_bytes = explain.activation_bytes(messages.of("INFO"))
     if activation_bytes > LARGE_ACTIVATION:
         warnings.append(explain.large_activation(activation_bytes, profile))
