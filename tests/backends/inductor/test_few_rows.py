@@ -145,6 +145,21 @@ def test_another_residual_is_no_feed_forward_network():
     assert ffn_rows not in targets and torch.ops.aten.layer_norm.default in targets
 
 
+@pytest.mark.parametrize("what", ["weight", "bias", "scale"])
+def test_parameters_that_would_be_copied_first_stay(what):
+    """A kernel that starts early reads its parameters before a copy of them is there."""
+    module = Layer().half()
+    inputs = [torch.randn(1, 30, 64, dtype=torch.float16) for _ in range(2)]
+    apart = {"weight": lambda t: t.t().contiguous().t(), "bias": lambda t: t.repeat_interleave(2)[::2]}
+    if what == "scale":
+        module.last.weight.data = apart["bias"](module.last.weight.data)
+    else:
+        parameter = getattr(module.down, what)
+        parameter.data = apart[what](parameter.data)
+    _, targets = fused(module, *inputs)
+    assert ffn_rows not in targets
+
+
 def test_fp32_and_many_rows_stay():
     _, targets = fused(Layer(), *torch.randn(2, 1, 30, 64))
     assert not set(targets) & set(OURS)

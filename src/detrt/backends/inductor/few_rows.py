@@ -8,7 +8,7 @@ import operator
 from typing import Any, NamedTuple
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from .nodes import Constants, aten, call, is_low, value_of
 
@@ -118,13 +118,22 @@ def _layer(node: Any, constants: Constants) -> Layer | None:
         return None
     if len(node.args) < 3 or node.kwargs or not is_low(node.args[0]):
         return None
-    weight, bias = constants.get(node.args[1]), constants.get(node.args[2])
+    weight, bias = (_in_place(constants, argument) for argument in node.args[1:3])
     if weight is None or bias is None or weight.ndim != 2:
         return None
     rows = math.prod(value_of(node).shape[:-1])
     if not isinstance(rows, int):
         return None
     return Layer(*node.args[:3], node.target == linear_relu, rows, *weight.shape)  # type: ignore[arg-type]
+
+
+def _in_place(constants: Constants, node: Any) -> Tensor | None:
+    """The constant that a node is, if a kernel can read it where it is.
+
+    Kernels read their parameters before the kernel before them has ended, which may be the one that copies a parameter.
+    """
+    tensor = constants.get(node)
+    return tensor if tensor is not None and tensor.is_contiguous() else None
 
 
 def _only(node: Any) -> Any:
@@ -163,7 +172,7 @@ def _ffn(node: fx.Node, constants: Constants) -> tuple[tuple[Any, ...], tuple[in
     if node.target != aten.layer_norm.default or not is_low(node):
         return None
     total, shape, scale, shift, eps = (*node.args, None, None, 1e-5)[:5]
-    if len(shape) != 1 or constants.get(scale) is None or constants.get(shift) is None:  # type: ignore[arg-type]
+    if len(shape) != 1 or _in_place(constants, scale) is None or _in_place(constants, shift) is None:  # type: ignore[arg-type]
         return None
     limit = 0.0
     if isinstance(total, fx.Node) and total.target == aten.clamp.default and len(total.args) == 3 and len(total.users) == 1:
