@@ -69,8 +69,8 @@ def depthwise_kernel(
     y, x = p // OUT_WIDTH * STRIDE - TOP, p % OUT_WIDTH * STRIDE - LEFT
     p_ok, c_ok = p < pixels, c < CHANNELS
     source = data + image * (HEIGHT * WIDTH * CHANNELS)
-    total = tl.zeros((BLOCK_P, BLOCK_C), tl.float32) + tl.load(bias + c, mask=c_ok, other=0.0).to(tl.float32)[None, :]
     wait_for_inputs(EARLY)
+    total = tl.zeros((BLOCK_P, BLOCK_C), tl.float32) + tl.load(bias + c, mask=c_ok, other=0.0).to(tl.float32)[None, :]
     for row in tl.static_range(ROWS):
         for column in tl.static_range(COLUMNS):
             inside = p_ok & (y + row >= 0) & (y + row < HEIGHT) & (x + column >= 0) & (x + column < WIDTH)
