@@ -85,8 +85,17 @@ def drawn_scenes() -> tuple[Path, Path]:
     return place / "annotations.json", place / "images"
 
 
-def graph_microseconds(call: Callable[..., Any], inputs: Sequence[Sequence[Any]], calls: int, replays: int) -> float:
-    """Median microseconds of one call as GPU work alone: a CUDA graph of `calls` calls that take the inputs in turn, replayed."""
+def graph_microseconds(
+    call: Callable[..., Any],
+    inputs: Sequence[Sequence[Any]],
+    calls: int,
+    replays: int,
+    prepare: Callable[[], Any] = lambda: None,
+) -> float:
+    """Median microseconds of one call as GPU work alone: a CUDA graph of `calls` calls that take the inputs in turn, replayed.
+
+    prepare: GPU work before each replay that is not counted.
+    """
     import torch
 
     side = torch.cuda.Stream()
@@ -103,6 +112,7 @@ def graph_microseconds(call: Callable[..., Any], inputs: Sequence[Sequence[Any]]
     times = []
     for _ in range(replays):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        prepare()
         start.record()
         graph.replay()
         end.record()

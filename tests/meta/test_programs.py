@@ -76,6 +76,7 @@ WRONG = {
     "measure_inductor.py": [("out", "--models", "no-model"), ("out", "--baseline", NONE), ("out", "--seconds", "0")],
     "tables.py": [(NONE,), ()],
     "measure_low_types.py": [("out", "no-model")],
+    "measure_few_rows.py": [("out", "--rows", "0"), ()],
     "measure_msda.py": [("--out",)],
     "measure_real_arithmetic.py": [(NONE, "embedded:shapes")],
     "measure_reduced.py": [(NONE,), ()],

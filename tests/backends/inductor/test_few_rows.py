@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F
+from interpreted import run_interpreted
 from relative_norm import relative
 
 from detrt.backends.inductor.capture import module_of
@@ -217,3 +218,7 @@ def test_early_start_ends_with_the_compilation():
     with early_start():
         assert PythonWrapperCodegen.define_kernel is not before
     assert PythonWrapperCodegen.define_kernel is before
+
+
+def test_the_sequences_that_are_measured_under_the_interpreter():
+    assert run_interpreted("interpret_few_rows.py") == "equal to FP64: 27"
