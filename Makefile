@@ -11,7 +11,7 @@ DOCS := build/docs-venv
 # The installation compiles no bytecode: without files of it every process would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test triton test-fast test-slow test-transformers test-torchvision test-lowest setup lint docs wheel clean cpp-early cpp-setup cpp-sanitize cpp-build cpp-check cpp-test cpp-test-slow cpp-tsan cpp-aarch64
+.PHONY: demo test triton interpreter test-fast test-slow test-transformers test-torchvision test-lowest setup lint docs wheel clean cpp-early cpp-setup cpp-sanitize cpp-build cpp-check cpp-test cpp-test-slow cpp-tsan cpp-aarch64
 
 demo: setup
 	$(BIN)/detrt demo -o demo --target tensorrt-rtx
@@ -21,6 +21,7 @@ demo: setup
 test:
 	$(MAKE) --no-print-directory -j 2 setup cpp-early
 	$(MAKE) --no-print-directory triton || echo "Triton Inference Server could not be had; its tests are left out." >&2
+	$(MAKE) --no-print-directory interpreter || echo "Triton's interpreter could not be had; tests of kernels are left out." >&2
 	if test -d $(CPP_BUILD)/sanitize; then $(MAKE) --no-print-directory cpp-check; fi
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
@@ -87,6 +88,17 @@ $(TRITON)/.installed: $(VENV)/.installed
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$own/shared.pth; echo "$(CURDIR)/src" >> $$own/shared.pth
 	$(BIN)/python -m pip --python $(TRITON)/bin/python install --quiet --disable-pip-version-check --no-deps --no-compile \
 	  --only-binary :all: numpy==1.26.4 nvidia-pytriton==0.7.0
+	touch $@
+
+# The language Triton, whose interpreter runs the kernels of GPUs on a CPU, in a folder of its own: with it in $(VENV) PyTorch would
+# behave as on a machine with a GPU. 3.7 is the first that takes NumPy 2.4.
+INTERPRETER := build/interpreter-3.7.1
+
+interpreter: $(INTERPRETER)/.installed
+
+$(INTERPRETER)/.installed: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --only-binary :all: \
+	  --target $(INTERPRETER) triton==3.7.1
 	touch $@
 
 CPP_PACKAGES := g++ cmake ninja-build nlohmann-json3-dev libjpeg-dev libpng-dev libssl-dev libstb-dev libcli11-dev doctest-dev
