@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from detrt.backends.inductor.rows_triton import _fetch
+from detrt.backends.inductor.rows_triton import fetch_weights
 from detrt.models.ops.early_triton import wait_for_inputs
 
 
@@ -44,8 +44,8 @@ def chain_kernel(
     n, h = tl.arange(0, WIDTH), tl.arange(0, BLOCK_H)
     m_ok = (m < rows)[:, None]
     at = m[:, None] * WIDTH + n[None, :]
-    _fetch(weight1, 0, 1, HIDDEN * WIDTH, WIDTH, 256, EARLY)
-    _fetch(weight2, 0, WIDTH, HIDDEN, HIDDEN, 256, EARLY)
+    fetch_weights(weight1, 0, 1, HIDDEN * WIDTH, WIDTH, 256, EARLY)
+    fetch_weights(weight2, 0, WIDTH, HIDDEN, HIDDEN, 256, EARLY)
     wait_for_inputs(EARLY)
     x = tl.load(data + at, mask=m_ok, other=0.0)
     total = tl.zeros((BLOCK_M, WIDTH), tl.float32)
@@ -78,9 +78,9 @@ def layer_norm_kernel(
     n, k = tl.arange(0, WIDTH), tl.arange(0, BLOCK_K)
     m_ok = (m < rows)[:, None]
     at = m[:, None] * WIDTH + n[None, :]
-    _fetch(weight1, 0, 1, WIDTH * WIDTH, WIDTH, 128, EARLY)
+    fetch_weights(weight1, 0, 1, WIDTH * WIDTH, WIDTH, 128, EARLY)
     if OUTPUTS > 0:
-        _fetch(weight2, 0, 1, WIDTH * OUTPUTS, WIDTH, 128, EARLY)
+        fetch_weights(weight2, 0, 1, WIDTH * OUTPUTS, WIDTH, 128, EARLY)
     wait_for_inputs(EARLY)
     total = tl.zeros((BLOCK_M, WIDTH), tl.float32)
     for start in tl.range(0, WIDTH, BLOCK_K):

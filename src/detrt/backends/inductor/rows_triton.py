@@ -47,7 +47,7 @@ def ffn_tile(rows: int) -> RowTile:
 
 
 @triton.jit
-def _fetch(
+def fetch_weights(
     weight, start, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STRIDE: tl.constexpr, LINES: tl.constexpr, EARLY: tl.constexpr
 ):
     """Bring a part of a weight to the L2 cache, shared out among the programs of axis 0. LINES: of 64 elements, the most a program takes."""
@@ -92,7 +92,7 @@ def linear_rows_kernel(
             a = tl.where(a > 0, a, 0.0).to(a.dtype)
         total = tl.dot(a, b)
     else:
-        _fetch(weight, first * INPUTS, 1, BLOCK_N * INPUTS, INPUTS, 128, EARLY)
+        fetch_weights(weight, first * INPUTS, 1, BLOCK_N * INPUTS, INPUTS, 128, EARLY)
         wait_for_inputs(EARLY)
         total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for start in tl.range(0, INPUTS, BLOCK_K):
@@ -133,8 +133,8 @@ def ffn_rows_kernel(
     n, h = tl.arange(0, BLOCK_W), tl.arange(0, BLOCK_H)
     ok = (m < rows)[:, None] & (n < WIDTH)[None, :]
     at = m[:, None] * WIDTH + n[None, :]
-    _fetch(weight1, first * WIDTH, 1, part * WIDTH, WIDTH, 256, EARLY)
-    _fetch(weight2, first, WIDTH, part, HIDDEN, 256, EARLY)
+    fetch_weights(weight1, first * WIDTH, 1, part * WIDTH, WIDTH, 256, EARLY)
+    fetch_weights(weight2, first, WIDTH, part, HIDDEN, 256, EARLY)
     wait_for_inputs(EARLY)
     x = tl.load(data + at, mask=ok, other=0.0)
     total = tl.zeros((BLOCK_M, BLOCK_W), tl.float32)
