@@ -42,10 +42,8 @@ def fuse_few_rows(graph: fx.GraphModule) -> int:
             found = match(node, constants)
             if found is None or not faster(*found[1]):
                 continue
-            (op, *args), _ = found
             with graph.graph.inserting_before(node):
-                new = graph.graph.call_function(op, tuple(args))
-            new.meta["val"] = value_of(node)
+                new = call(graph, *found[0])
             node.replace_all_uses_with(new)
             graph.graph.erase_node(node)
             count += 1
