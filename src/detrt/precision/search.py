@@ -261,10 +261,8 @@ class Search:
             number, most = len(self.measurements) + 1, 3 + 2 * len(self.blocks) + math.ceil(math.log2(len(self.blocks)))
             self.progress(min(number / most, 1.0), f"measurement {number} of at most {most}: {what}")
             typed = self._typed(replace(self.config.without_search(), min_fraction=0.0), left_out)
-            same = (
-                kind,
-                hashlib.sha256(typed.SerializeToString()).hexdigest(),
-            )  # blocks without a layer that is quantized change nothing
+            # Blocks without a layer that is quantized change nothing.
+            same = kind, hashlib.sha256(typed.SerializeToString()).hexdigest()
             if same not in self._graphs:
                 self._graphs[same] = self._run_graph(kind, typed, what)
                 self.runs += 1
