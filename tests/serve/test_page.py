@@ -133,10 +133,11 @@ def page(server, folder, browser, tmp_path):
     return browser
 
 
-def until(page, condition: str) -> None:
+def until(page, expression: str):
+    """The value of an expression as soon as it is true. Of a page that changes by itself, read all that belongs together in one."""
     from selenium.webdriver.support.ui import WebDriverWait
 
-    WebDriverWait(page, 30).until(lambda _: page.execute_script(f"return {condition}"))
+    return WebDriverWait(page, 30).until(lambda _: page.execute_script(f"return {expression}"))
 
 
 def choose(page, name: str, value: str) -> None:
@@ -218,14 +219,14 @@ def test_a_webcam(page):
     before = page.execute_script("return document.querySelector('.image').src")
     page.execute_script("document.getElementById('webcam').click()")
     frames = set()
+    known = before
     for _ in range(3):
-        known = page.execute_script("return document.querySelector('.image').src")
-        until(page, f"document.querySelector('.image').src !== '{known}'")
-        frames.add(page.execute_script("return document.querySelector('.image').src"))
+        known = until(page, f"(src => src !== '{known}' && src)(document.querySelector('.image').src)")
+        frames.add(known)
     assert len(frames) == 3 and before not in frames
     told = page.execute_script("return JSON.parse(document.getElementById('json').textContent).images[0]")
-    until(page, "document.querySelector('.image').naturalWidth > 0")
-    size = page.execute_script("const i = document.querySelector('.image'); return [i.naturalWidth, i.naturalHeight]")
+    # The next frame takes the place of this one at any time, and has no size until it is decoded.
+    size = until(page, "(i => i.naturalWidth > 0 && [i.naturalWidth, i.naturalHeight])(document.querySelector('.image'))")
     assert [told["width"], told["height"]] == size
     page.execute_script("document.getElementById('webcam').click()")
     assert page.execute_script("return document.getElementById('webcam').textContent") == "Webcam"
