@@ -215,6 +215,23 @@ def test_two_models_side_by_side(page, folder):
     until(page, "document.querySelectorAll('.view')[1].hidden && document.querySelectorAll('figcaption')[0].textContent === ''")
 
 
+def test_a_late_answer_is_not_shown_with_another_model(page):
+    """Also where the other one is not asked, since it needs a prompt."""
+    page.execute_script(
+        "const real = window.fetch; window.fetch = async (...all) => { const answer = await real(...all);"
+        "await new Promise((go) => (window.go = go)); return { ok: answer.ok, json: async () => {"
+        "try { return await answer.json(); } finally { window.over = true; } } }; };"
+        "document.getElementById('again').click()"
+    )
+    until(page, "!!window.go")
+    choose(page, "model", "asked")
+    page.execute_script("window.go()")
+    until(page, "window.over")
+    assert "needs a prompt" in page.execute_script("return document.getElementById('error').textContent")
+    assert shown(page) == [] and page.execute_script("return document.getElementById('json').textContent") == ""
+    assert not page.execute_script("return document.body.classList.contains('busy')")
+
+
 def test_a_webcam(page):
     before = page.execute_script("return document.querySelector('.image').src")
     page.execute_script("document.getElementById('webcam').click()")

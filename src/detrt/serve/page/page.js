@@ -176,13 +176,16 @@ async function ask(model, query, signal) {
 async function detect() {
   const models = chosenModels();
   if (!state.file || !models.length) return false;
+  // Also where nothing is asked below: an answer to what was asked before would be shown with what is chosen now.
+  if (state.running) state.running.abort();
+  state.running = null;
+  document.body.classList.remove("busy");
   const query = $("query").files[0];
   if (models.some((model) => model.takes_prompt && !(query && model.takes_query_images)) && !$("prompt").value.trim()) {
     fail("Say what to find: this model needs a prompt.");
     $("prompt").focus();
     return false;
   }
-  if (state.running) state.running.abort();
   const running = (state.running = new AbortController());
   document.body.classList.add("busy");
   try {
