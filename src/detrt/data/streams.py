@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..errors import ImageError
 from .live import LiveFrame, LiveSource, live_frames
@@ -75,6 +75,11 @@ class LiveStreams:
             _Reader(source, config or StreamConfig(), planar, self._changed, self._stop, self._lost) for source in sources
         ]
         self.counts: dict[LiveSource, StreamCounts] = {reader.source: reader.counts for reader in self._readers}
+
+    def snapshot(self) -> dict[LiveSource, StreamCounts]:
+        """The counts of one moment, from any thread."""
+        with self._changed:
+            return {source: replace(one, latencies_s=one.latencies_s.copy()) for source, one in self.counts.items()}
 
     def next_frames(self, most: int) -> list[StreamFrame]:
         """Wait for new frames; the newest of up to `most` sources, those first that have waited longest. [] if a source was lost

@@ -29,7 +29,7 @@ class _Collector:
         self._streams = streams
 
     def collect(self) -> Iterator[Any]:
-        counts = {source.path: one for source, one in self._streams.counts.items()}
+        counts = {source.path: one for source, one in self._streams.snapshot().items()}
         for name, text in _COUNTS.items():
             family = CounterMetricFamily(f"detrt_stream_{name}", text, labels=["camera"])
             for camera, one in counts.items():
@@ -39,7 +39,7 @@ class _Collector:
             "detrt_stream_latency_seconds", "From arrival to detections, last 1000 frames", labels=["camera", "quantile"]
         )
         for camera, one in counts.items():
-            if latencies := list(one.latencies_s):
+            if latencies := one.latencies_s:
                 for quantile in (0.5, 0.9, 0.99):
                     latency.add_metric([camera, f"{quantile:g}"], float(np.quantile(latencies, quantile)))
         yield latency
