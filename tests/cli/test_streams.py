@@ -7,7 +7,6 @@ import csv
 import io
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 from cli_support import cli, place  # noqa: F401 - fixtures
 from PIL import Image
+from ports import free_port
 
 from detrt.data.sinks import Record, csv_writer, jsonl_writer
 from detrt.detections import Detections
@@ -142,8 +142,7 @@ def test_a_reader_that_has_enough_is_no_error(place):
 
 def test_a_server_outlives_the_reader_of_its_first_line(place):
     pytest.importorskip("fastapi", reason="needs the 'serve' extra")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "detrt", "serve", "bundle", "--port", str(port), "--workers", "1"]
     with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         try:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -19,7 +17,8 @@ from detrt.data.images import expand_inputs
 from detrt.data.video import video_writer
 from detrt.detector import DetectorOptions
 from detrt.errors import SessionError
-from detrt.jobs.pool import DevicePool
+from detrt.jobs import pool as pool_module
+from detrt.jobs.pool import DevicePool, _DeviceWorker
 from detrt.jobs.run import ImageFailure
 from detrt.system import cpu_threads, parse_devices
 
@@ -121,33 +120,23 @@ def test_a_killed_worker_is_replaced(place):
     assert [row.record.to_dict() for row in rows] == [row.record.to_dict() for row in alone]
 
 
-def test_a_worker_that_cannot_be_kept_is_named(place):
+def test_a_worker_that_cannot_be_kept_is_named(place, monkeypatch):
     """Whatever is sent to a worker kills it: an error that names the device, the signal and an image, not a hang."""
     inputs = expand_inputs([shades(place / "many", 16)])
+    killed = set()
+
+    class Doomed(_DeviceWorker):
+        def send(self, message):
+            if isinstance(message, list):  # inputs
+                killed.add(self.process.pid)
+                self.kill()
+            super().send(message)
+
+    monkeypatch.setattr(pool_module, "_DeviceWorker", Doomed)
     with DevicePool("bundle", ("cpu",), detector=DetectorOptions(batch_size=8)) as pool:
-        seen = set()
-
-        def hunt() -> None:
-            while not stop.is_set():
-                for worker in list(pool._workers):
-                    # Once it is ready and has work: a worker that dies before is another error.
-                    if worker.facts and worker.tasks and worker.process.pid not in seen:
-                        seen.add(worker.process.pid)
-                        os.kill(worker.process.pid, signal.SIGSTOP)  # so that it cannot answer first
-                        os.kill(worker.process.pid, signal.SIGKILL)
-                time.sleep(0.0005)
-
-        os.kill(pool._workers[0].process.pid, signal.SIGSTOP)
-        stop = threading.Event()
-        hunter = threading.Thread(target=hunt)
-        hunter.start()
-        try:
-            with pytest.raises(SessionError, match=r"worker on cpu \(process \d+\) was killed by SIGKILL.*000\.png"):
-                list(pool.detect_inputs(inputs))
-        finally:
-            stop.set()
-            hunter.join()
-        assert len(seen) == 2
+        with pytest.raises(SessionError, match=r"worker on cpu \(process \d+\) was killed by SIGKILL.*000\.png"):
+            list(pool.detect_inputs(inputs))
+        assert len(killed) == 2
 
 
 def test_nothing_is_left_running(place):

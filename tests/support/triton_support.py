@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from ports import free_port
 from serve_support import START_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +49,7 @@ class Triton:
         backend.mkdir(parents=True)
         for file in [*(SERVER / "backends/python").iterdir(), STUB]:
             (backend / file.name).symlink_to(file)
-        ports = _free_ports(3)
+        ports = [free_port() for _ in range(3)]
         self.http, self.grpc, self.metrics = (f"127.0.0.1:{port}" for port in ports)
         self._log = Path(self._folder.name, "log")
         variables = _variables() | ({"OMP_NUM_THREADS": "1"} if one_thread else {})
@@ -95,11 +95,3 @@ class Triton:
         finally:
             self.process.kill()
             self._folder.cleanup()
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
