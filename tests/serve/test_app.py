@@ -151,7 +151,7 @@ def test_many_clients_each_get_their_own(server, scenes, expected):
         return 4
 
     assert together(ask, 24) == [4] * 24
-    with httpx.Client(base_url=server.address) as client:
+    with httpx.Client(base_url=server.address, timeout=60) as client:
         text = client.get("/metrics").text
     batches = next(line for line in text.splitlines() if line.startswith('detrt_batch_size_bucket{le="1.0",model="shapes"}'))
     count = next(line for line in text.splitlines() if line.startswith('detrt_batch_size_count{model="shapes"}'))
@@ -470,4 +470,4 @@ def test_fuzzed_requests(server):
 
         send()
     assert len(seen) > 50 and len(set(seen)) > 2
-    assert httpx.get(f"{server.address}/readyz").status_code == 200
+    assert httpx.get(f"{server.address}/readyz", timeout=60).status_code == 200

@@ -69,6 +69,10 @@ class Load:
             thread.join()
         assert self.errors == []
 
+    def wait_for(self, label: str, count: int = 1) -> None:
+        """Until each client has so many answers, of which the last one is `label`."""
+        wait_until(lambda: self.errors or all(len(one) >= count and one[-1] == label for one in self.answers), 60)
+
 
 @pytest.fixture(autouse=True)
 def hangups_arrive():
@@ -110,6 +114,7 @@ def test_a_worker_that_is_replaced_does_not_bring_another_model(bundle, client_o
         client = client_of(server)
         before = contents(client)
         assert before == {"shapes": Bundle.open(bundle).digest}
+        load.wait_for("old", 6)
         build(bundle, "new")
         server.workers()[0].kill()
         wait_until(lambda: "is not what the server opened first" in server.log, 60)
@@ -117,7 +122,7 @@ def test_a_worker_that_is_replaced_does_not_bring_another_model(bundle, client_o
         assert client.post("/v2/repository/models/shapes/load", json={}).status_code == 200
         assert ask(client) == "new" and contents(client) == {"shapes": Bundle.open(bundle).digest} != before
         assert client.get("/readyz").json()["workers"] == 2
-        time.sleep(0.3)
+        load.wait_for("new")
     for answers in load.answers:
         first = answers.index("new")  # each client sees one change, from the old to the new
         assert first > 5 and answers == ["old"] * first + ["new"] * (len(answers) - first)
@@ -251,6 +256,7 @@ def test_a_bad_bundle_leaves_the_old_one_serving(bundle, client_of):
         server.process.send_signal(signal.SIGHUP)
         wait_until(lambda: ask(client) == "new", 60)
         wait_until(lambda: len(server.workers()) == 2)
+        load.wait_for("new")
     assert {label for answers in load.answers for label in answers} == {"old", "new"}
 
 

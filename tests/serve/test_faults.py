@@ -35,8 +35,8 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(model):
-    """Small limits, so that they are met: 4 images wait, bodies have 2 s, a request 20 s."""
-    limits = ("--queue", 4, "--max-batch", 1, "--body-timeout", 2, "--timeout", 20, "--max-body-mib", 2, "--max-held-mib", 3)
+    """Small limits, so that they are met: 4 images wait, and a request 20 s."""
+    limits = ("--queue", 4, "--max-batch", 1, "--timeout", 20, "--max-body-mib", 2, "--max-held-mib", 3)
     with Server(model, "--workers", 2, *limits) as running:
         yield running
 
@@ -78,16 +78,24 @@ def test_deadlines(server):
     with server.frozen():
         start = time.monotonic()
         late = ask(server, "red", timeout_ms=300)
-        assert late.status_code == 408 and "300 ms" in late.text and 0.2 < time.monotonic() - start < 5
+        assert late.status_code == 408 and "300 ms" in late.text and 0.2 < time.monotonic() - start < 15
     wait_until(lambda: server.metric("detrt_running_images") == 0)
-    assert label_of(ask(server, "green", timeout_ms=10_000)) == "green"
+    assert label_of(ask(server, "green", timeout_ms=19_000)) == "green"
     assert "never retrieved" not in server.log
 
 
-def test_the_longest_time_of_the_server(model):
-    with Server(model, "--workers", 1, "--timeout", 0.5) as server, server.frozen():
-        late = ask(server, "red")
-        assert late.status_code == 504 and "0.5 s" in late.text
+def test_the_longest_times_of_the_server(model):
+    with Server(model, "--workers", 1, "--timeout", 0.5, "--body-timeout", 1) as server:
+        with server.frozen():
+            late = ask(server, "red")
+            assert late.status_code == 504 and "0.5 s" in late.text
+        start = time.monotonic()
+        head = b"POST /v1/detect HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
+        with socket.create_connection((server.host, server.port), timeout=40) as client:
+            client.sendall(head + b"x")
+            answer = b"".join(iter(lambda: client.recv(65536), b""))  # until the server closes
+        assert answer.startswith(b"HTTP/1.1 408") and b"did not arrive within 1 s" in answer and time.monotonic() - start > 0.9
+        assert b"connection: close" in answer.lower()
 
 
 def test_clients_that_leave_are_forgotten(server):
@@ -101,7 +109,7 @@ def test_clients_that_leave_are_forgotten(server):
         for client in clients:
             client.close()
         wait_until(lambda: server.metric("detrt_queue_images") == 0)
-        assert server.metric('detrt_refused_total{reason="disconnected"}') == before + 8
+        wait_until(lambda: server.metric('detrt_refused_total{reason="disconnected"}') == before + 8)
     assert label_of(ask(server, "blue")) == "blue"
 
 
@@ -122,16 +130,6 @@ def exchange(server: Server, *pieces: bytes, pause: float = 0.0) -> bytes:
         except ConnectionError:
             pass  # a reset behind the answer
         return answer
-
-
-def test_slow_bodies(server):
-    start = time.monotonic()
-    head = b"POST /v1/detect HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
-    with socket.create_connection((server.host, server.port), timeout=20) as client:
-        client.sendall(head + b"x")
-        answer = b"".join(iter(lambda: client.recv(65536), b""))  # until the server closes
-    assert answer.startswith(b"HTTP/1.1 408") and b"did not arrive within 2 s" in answer and 1 < time.monotonic() - start < 10
-    assert b"connection: close" in answer.lower()
 
 
 def test_heads_have_a_limit(server):
@@ -232,7 +230,7 @@ def test_curl_that_offers_http2(server, tmp_path):
 
 def test_bodies_have_limits(server):
     def post(**request):
-        return httpx.post(f"{server.address}/v1/detect", **request)
+        return httpx.post(f"{server.address}/v1/detect", timeout=60, **request)
 
     assert post(content=bytes(2**21 + 1)).status_code == 413
     assert post(content=(bytes(2**16) for _ in range(40))).status_code == 413  # chunked: the length is not said
@@ -269,11 +267,13 @@ def test_killed_workers_lose_nothing(model):
         threads = [threading.Thread(target=hammer, args=(server, stop, results)) for _ in range(12)]
         for thread in threads:
             thread.start()
-        for _ in range(2):
+        for killed in (1, 2):
             seen = len(results)
             wait_until(lambda seen=seen: len(results) > seen + 50)
             victim = server.workers()[0]
             victim.kill()
+            # Two are ready, too, before the server knows of its end.
+            wait_until(lambda killed=killed: server.metric("detrt_worker_restarts_total") == killed)
             wait_until(lambda: server.metric("detrt_workers_ready") == 2, 60)
         stop.set()
         for thread in threads:
@@ -282,7 +282,6 @@ def test_killed_workers_lose_nothing(model):
         assert [r for _, r in results if isinstance(r, Exception)] == []
         assert {r.status_code for _, r in results} == {200}
         assert all(label_of(r) == name for name, r in results)
-        assert server.metric("detrt_worker_restarts_total") == 2
         assert server.process.poll() is None
 
 
@@ -387,15 +386,15 @@ def test_a_worker_that_hangs_is_replaced(model):
 def test_api_key(model):
     with Server(model, "--workers", 1, env={"DETRT_API_KEY": "swordfish-42"}) as server:
         for path in ("/v1/models", "/metrics", "/openapi.json", "/v2", "/v2/models/toy"):
-            answer = httpx.get(server.address + path)
+            answer = httpx.get(server.address + path, timeout=60)
             assert answer.status_code == 401 and "API key" in answer.text and answer.headers["WWW-Authenticate"] == "Bearer"
         for path in ("/healthz", "/readyz", "/", "/page.js", "/v2/health/ready"):
-            assert httpx.get(server.address + path).status_code == 200
+            assert httpx.get(server.address + path, timeout=60).status_code == 200
         for headers in ({"X-API-Key": "swordfish-42"}, {"Authorization": "Bearer swordfish-42"}):
-            assert httpx.get(server.address + "/v1/models", headers=headers).status_code == 200
+            assert httpx.get(server.address + "/v1/models", headers=headers, timeout=60).status_code == 200
         for headers in ({"X-API-Key": "swordfish"}, {"Authorization": "Bearer é"}, {"Authorization": "Basic swordfish-42"}):
             raw = {name: value.encode("utf-8") for name, value in headers.items()}
-            assert httpx.get(server.address + "/v1/models", headers=raw).status_code == 401
+            assert httpx.get(server.address + "/v1/models", headers=raw, timeout=60).status_code == 401
         assert "swordfish" not in server.log
 
 
@@ -435,7 +434,7 @@ def test_models_with_a_fixed_batch(tmp_path):
     with Server(path, "--workers", 1) as server:
         answers = together(lambda i: ask(server, NAMES[i % 3]), 9)
         assert [label_of(r) for r in answers] == [NAMES[i % 3] for i in range(9)]
-        assert httpx.get(f"{server.address}/v1/models").json()["models"][0]["max_batch"] == 4
+        assert httpx.get(f"{server.address}/v1/models", timeout=60).json()["models"][0]["max_batch"] == 4
 
 
 def test_cores_are_shared(model):

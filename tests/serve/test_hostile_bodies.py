@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import signal
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 import numpy as np
 import psutil
@@ -18,7 +17,7 @@ httpx = pytest.importorskip("httpx", reason="needs the 'dev' extra")
 pytest.importorskip("fastapi", reason="needs the 'serve' extra")
 
 from cli_support import write_onnx
-from serve_support import Server, in_base64, png, together, wait_until
+from serve_support import HealthProbe, Server, in_base64, png, together, wait_until
 
 from detrt.backends.worker_process import Bulk
 from detrt.serve import reader
@@ -37,6 +36,12 @@ JSON, BINARY = "application/json", "application/octet-stream"
 def server(tmp_path_factory):
     with Server(write_onnx(tmp_path_factory.mktemp("served") / "toy.onnx"), "--workers", 1) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def probe(server):
+    with contextlib.closing(HealthProbe(server)) as probe:
+        yield probe
 
 
 def infer(data: str, shape: list[int] | None = None, more: str = "") -> bytes:
@@ -93,62 +98,34 @@ BODIES = {
 }
 
 
-class Probe(threading.Thread):
-    """Asks for /healthz until it is stopped. times: of the answers, seconds. most_mib: memory of the front process."""
-
-    def __init__(self, server: Server, pause: float = 0.02) -> None:
-        super().__init__(daemon=True)
-        self.server, self.pause, self.times, self.statuses = server, pause, [], set()
-        self.front = psutil.Process(server.process.pid)
-        self.first_mib = self.most_mib = self.front.memory_info().rss / MIB
-        self.going = True
-        self.start()
-        wait_until(lambda: self.times)
-
-    def run(self) -> None:
-        with httpx.Client(base_url=self.server.address, timeout=60) as client:
-            while self.going:
-                start = time.perf_counter()
-                self.statuses.add(client.get("/healthz").status_code)
-                self.times.append(time.perf_counter() - start)
-                self.most_mib = max(self.most_mib, self.front.memory_info().rss / MIB)
-                time.sleep(self.pause)
-
-    def stop(self) -> list[float]:
-        """The times in order."""
-        self.going = False
-        self.join(90)
-        assert self.statuses <= {200}
-        return sorted(self.times)
-
-
 def send(server: Server, path: str, kind: str, body: bytes, **headers: str):
     return httpx.post(server.address + path, content=body, headers={"Content-Type": kind, **headers}, timeout=90)
 
 
 @pytest.mark.parametrize("size", [4 * MIB, pytest.param(31 * MIB, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", BODIES)
-def test_costly_bodies_are_refused_at_little_cost(server, name, size, monkeypatch):
+def test_costly_bodies_are_refused_at_little_cost(server, probe, name, size, monkeypatch):
     monkeypatch.setitem(globals(), "SIZE", size)
     path, kind, make, statuses = BODIES[name]
     body = make()
-    probe = Probe(server)
-    answer = send(server, path, kind, body)
-    times = probe.stop()
+    with probe:
+        answer = send(server, path, kind, body)
     assert answer.status_code in statuses, answer.text[:300]
     assert len(answer.content) < 2000 and "Traceback" not in server.log
-    assert times[-1] < 1 and probe.most_mib - probe.first_mib < 256, (times[-1], probe.most_mib - probe.first_mib)
+    assert probe.times[-1] < 1 and probe.grown_mib < 256, (probe.times[-1], probe.grown_mib)
 
 
 def test_compressed_bodies_are_counted_while_they_are_unpacked(tmp_path):
     """Each of 31 MiB from 32 KiB: at most two fit at a time, whatever number of clients sends them."""
     packed = gzip.compress(bytes(31 * MIB), 9)
-    with Server(write_onnx(tmp_path / "toy.onnx"), "--workers", 1, "--max-held-mib", 64) as server:
-        probe = Probe(server)
+    with (
+        Server(write_onnx(tmp_path / "toy.onnx"), "--workers", 1, "--max-held-mib", 64) as server,
+        contextlib.closing(HealthProbe(server)) as probe,
+        probe,
+    ):
         answers = together(lambda _: send(server, V1, BINARY, packed, **{"Content-Encoding": "gzip"}).status_code, 12)
-        times = probe.stop()
     assert set(answers) <= {400, 429} and 400 in answers, answers
-    assert times[-1] < 1 and probe.most_mib - probe.first_mib < 256, (times[-1], probe.most_mib - probe.first_mib)
+    assert probe.times[-1] < 1 and probe.grown_mib < 256, (probe.times[-1], probe.grown_mib)
 
 
 def test_a_reader_that_dies_is_replaced(server):
@@ -175,10 +152,12 @@ def test_readers_are_started_when_they_are_needed(tmp_path):
         assert send(server, V1, JSON, large).status_code == 400 and readers(server) == [first]
         first.suspend()
         with ThreadPoolExecutor() as threads:
-            waiting = threads.submit(send, server, V1, JSON, large)
-            time.sleep(0.2)
-            assert send(server, V1, JSON, large).status_code == 400 and len(readers(server)) == 2
-            first.resume()
+            asked = [threads.submit(send, server, V1, JSON, large) for _ in range(2)]
+            try:
+                (answered,), (waiting,) = wait(asked, return_when=FIRST_COMPLETED)
+                assert answered.result().status_code == 400 and len(readers(server)) == 2
+            finally:
+                first.resume()
             assert waiting.result().status_code == 400
 
 
@@ -196,9 +175,9 @@ def test_a_reader_that_hangs_is_ended_at_the_deadline(tmp_path):
             reader.suspend()
         answer = send(server, V1, JSON, large)
         assert answer.status_code == 504 and "could not be read within 1 s" in answer.text
-        wait_until(lambda: not any(reader.is_running() for reader in hung), 5)
+        wait_until(lambda: not any(reader.is_running() for reader in hung))
         wait_until(lambda: send(server, V1, JSON, large).status_code == 400)
-        assert httpx.post(server.address + V1, content=IMAGE).status_code == 200
+        wait_until(lambda: send(server, V1, BINARY, IMAGE).status_code == 200)
 
 
 def test_a_body_that_ends_two_readers_is_refused_and_logged(monkeypatch, caplog):

@@ -79,7 +79,7 @@ def test_a_server_under_load_answers_as_detect_does(images, models, cli, tmp_pat
             return wrong
 
         assert together(client, CLIENTS) == [[]] * CLIENTS
-        metrics = httpx.get(f"{server.address}/metrics").text.splitlines()
+        metrics = httpx.get(f"{server.address}/metrics", timeout=60).text.splitlines()
     for name in PADDED:
         single = next(
             float(line.split()[1]) for line in metrics if line.startswith(f'detrt_batch_size_bucket{{le="1.0",model="{name}"')

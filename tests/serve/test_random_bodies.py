@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import http.client
 import itertools
@@ -28,7 +29,7 @@ from text_models import write_text_bundle
 
 MIB = 2**20
 IMAGE = png(np.full((8, 12, 3), (255, 0, 0), np.uint8))
-CLIENTS, TIMEOUT_S, FREE_S = 3, 5, 5
+CLIENTS, TIMEOUT_S, FREE_S = 3, 5, 30
 # What the guide lists, without 500: of 5xx only what says that the server is busy or ends.
 STATUSES = {200, 400, 404, 405, 408, 413, 415, 421, 422, 429, 431, 503, 504} - {422}
 PART = 2500  # requests between two looks at the workers
@@ -167,7 +168,7 @@ def test_the_front_lives_within_a_limit_of_memory(tmp_path):
                 )
                 statuses.add(answer.status_code)
 
-        with HealthProbe(limited) as probe:
+        with contextlib.closing(HealthProbe(limited)) as probe, probe:
             assert together(flood, 9) == [None] * 9
         assert statuses <= {400, 429, 503, 504} and {400, 429} <= statuses, statuses
         assert limited.process.poll() is None and "MemoryError" not in limited.log and probe.times[-1] < 1
@@ -180,7 +181,7 @@ def test_the_front_lives_within_a_limit_of_memory(tmp_path):
 def test_random_bodies(server, count, largest):
     bodies = RandomBodies(20261127, largest)
     clients = Clients(server)
-    with HealthProbe(server) as probe:
+    with contextlib.closing(HealthProbe(server)) as probe, probe:
         for first in range(0, count, PART):
             clients.run(bodies.request() for _ in range(min(PART, count - first)))
             # Every deadline has passed or is near: what nobody waits for any more must end.
@@ -191,10 +192,5 @@ def test_random_bodies(server, count, largest):
     assert clients.wrong == [], [(status, one.kind, one.path, one.headers, one.body[:300]) for status, one in clients.wrong[:3]]
     assert "Traceback" not in server.log, server.log[-3000:]
     assert min(clients.statuses[status] for status in (200, 400, 404)) > count / 100, clients.statuses
-    assert probe.at(0.999) < 0.25 and probe.times[-1] < 1, (
-        probe.at(0.999),
-        probe.times[-3:],
-        len(probe.times),
-        probe.overslept_s,
-    )
+    assert probe.at(0.999) < 0.25 and probe.times[-1] < 1, (probe.at(0.999), probe.times[-3:], len(probe.times))
     assert probe.grown_mib < 256

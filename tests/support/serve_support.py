@@ -17,6 +17,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -142,52 +143,77 @@ def in_base64(data: bytes) -> str:
 
 
 class HealthProbe:
-    """Asks for /healthz in a process of its own, so that it measures the server and not its clients.
+    """Asks for /healthz all the time in a process of its own, so that it measures the server and not its clients.
 
-    After the block: times, of the answers in seconds, in order; grown_mib, by which the front process grew at most; overslept_s, the
-    longest by which a pause of the probe itself was too long: the share of a busy machine, whatever the server does.
+    `with probe:` measures what is in the block, as often as wanted; afterwards:
+
+    times: seconds until each answer, in order of length, without those in which the front process or the probe waited for a core:
+        these are the share of a busy machine, whatever the server does.
+    grown_mib: by which the front process grew at most.
     """
 
     def __init__(self, server: Server, pause: float = 0.01) -> None:
-        self._arguments = (server.host, str(server.port), str(server.process.pid), str(pause))
+        arguments = (server.host, str(server.port), str(server.process.pid), str(pause))
         self.times: list[float] = []
-        self.grown_mib = self.overslept_s = 0.0
+        self.grown_mib = 0.0
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PROBE, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def _measured(self) -> dict[str, Any]:
+        """What was measured since the last call."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
 
     def __enter__(self) -> HealthProbe:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROBE, *self._arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert self._process.stdout is not None and self._process.stdout.readline() == "ready\n"
+        self._measured()
         return self
 
     def __exit__(self, *_: object) -> None:
-        answer, _ = self._process.communicate("", timeout=120)  # the end of its input stops it
-        found = json.loads(answer)
+        found = self._measured()
         assert set(found["statuses"]) == {200}
-        self.times, self.grown_mib, self.overslept_s = sorted(found["times"]), found["grown_mib"], found["overslept_s"]
+        self.times, self.grown_mib = sorted(found["times"]), found["grown_mib"]
 
     def at(self, fraction: float) -> float:
         """A percentile of the times."""
         return self.times[min(len(self.times) - 1, int(fraction * len(self.times)))]
 
+    def close(self) -> None:
+        self._process.communicate("", timeout=120)  # the end of its input stops it
 
+
+# The second number of schedstat: nanoseconds that a thread, here the only one of the probe and the one of the loop of the front process,
+# was ready to run and had no core.
 _PROBE = """
-import http.client, json, select, sys, time, psutil
+import contextlib, http.client, json, select, sys, time, psutil
 host, port, pid, pause = sys.argv[1:]
-front, times, statuses = psutil.Process(int(pid)), [], set()
-first = most = front.memory_info().rss
+front = psutil.Process(int(pid))
 client = http.client.HTTPConnection(host, int(port), timeout=60)
-print("ready", flush=True)
-overslept, asleep = 0.0, time.perf_counter()
-while not select.select([sys.stdin], [], [], float(pause))[0]:
-    start = time.perf_counter()
-    overslept = max(overslept, start - asleep - float(pause))
+
+def waited():
+    with contextlib.suppress(OSError):
+        return sum(int(open(f"/proc/{one}/schedstat").read().split()[1]) for one in ("self", pid)) / 1e9
+    return 0.0
+
+def measure():
+    global most
+    start, without = time.perf_counter(), waited()
     client.request("GET", "/healthz")
     answer = client.getresponse()
     answer.read()
-    times.append(time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    times.append(max(0.0, seconds - (waited() - without)))
     statuses.add(answer.status)
     most = max(most, front.memory_info().rss)
-    asleep = time.perf_counter()
-print(json.dumps({"overslept_s": overslept, "times": times, "statuses": sorted(statuses), "grown_mib": (most - first) / 2**20}))
+
+while True:
+    times, statuses = [], set()
+    first = most = front.memory_info().rss
+    while not times or not select.select([sys.stdin], [], [], float(pause))[0]:
+        measure()
+    if not sys.stdin.readline():
+        break
+    print(json.dumps({"times": times, "statuses": sorted(statuses), "grown_mib": (most - first) / 2**20}), flush=True)
 """
