@@ -65,7 +65,7 @@ def test_messages_arrive_in_an_event_loop(sent, monkeypatch):
         await worker.connect(found.append, ended.set)
         worker.send(sent)  # and back, as a process answers with what it was given
         await asyncio.to_thread(lambda: (other.send(other.receive()), other.close()))
-        await asyncio.wait_for(ended.wait(), 10)
+        await asyncio.wait_for(ended.wait(), 60)
         return found
 
     (found,) = asyncio.run(run())
@@ -105,7 +105,7 @@ def test_a_worker_that_never_ends_ends_with_its_parent():
             time.sleep(0.5)
             assert process.poll() is None
             channel.close()
-            assert process.wait(30) == 1
+            assert process.wait(60) == 1
         finally:
             process.kill()
 

@@ -81,7 +81,7 @@ def test_during_the_engine_build(place, number):
 
     check(process, *interrupt(process, ready, number), number)
     assert snapshot(place) == before
-    until = time.monotonic() + 10
+    until = time.monotonic() + LIMIT_S
     while command_of(seen[0]) and time.monotonic() < until:
         time.sleep(0.05)
     assert not command_of(seen[0]), "the builder process went on"
@@ -135,7 +135,7 @@ def test_a_model_that_never_ends(place, number, times):
     hook = (
         "import sys, detrt.detector as stage; from pathlib import Path; from detrt.cli import main\n"
         "real = stage.Detector.submit\n"
-        "def submit(*given, **more): Path('in/running').touch(); return real(*given, **more)\n"
+        "def submit(*given, **more): begun = real(*given, **more); Path('in/running').touch(); return begun\n"
         "stage.Detector.submit = submit\n"
         "sys.modules['detrt.cli.stopping']._GRACE_S = float(sys.argv.pop(1))\n"
         "sys.exit(main())"
@@ -146,7 +146,6 @@ def test_a_model_that_never_ends(place, number, times):
         while not (place / "in" / "running").exists():
             assert process.poll() is None, process.communicate()
             time.sleep(0.01)
-        time.sleep(0.3)
         for _ in range(times):
             process.send_signal(number)
             time.sleep(0.1)
@@ -175,7 +174,7 @@ def test_kill_leaves_only_a_hidden_temporary_folder(cli, place):
 def test_a_cleanup_that_never_ends_is_ended():
     """One signal is enough where what is cleaned up waits for a thread that reads a pipe without a writer."""
     code = (
-        "import sys, time, detrt.cli.stopping; s = sys.modules['detrt.cli.stopping']; s._UNWIND_S = 0.5\n"
+        "import sys, time, detrt.cli.stopping; s = sys.modules['detrt.cli.stopping']; s._GRACE_S = 2; s._UNWIND_S = 0.5\n"
         "with s.stopping():\n"
         "    try: print('begun', flush=True); time.sleep(60)\n"
         "    finally: time.sleep(60)\n"
@@ -183,5 +182,5 @@ def test_a_cleanup_that_never_ends_is_ended():
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "begun\n"
     process.terminate()
-    _, words = process.communicate(timeout=20)
+    _, words = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 143 and "stopped while a file was read or closed" in words

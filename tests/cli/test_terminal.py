@@ -54,7 +54,7 @@ def screen_of(*arguments: str, cwd: Path, stdout: int | None = None) -> list[str
             break
         stream.feed(data)
     os.close(parent)
-    assert process.wait(10) == 0, "\n".join(screen.display)
+    assert process.wait(60) == 0, "\n".join(screen.display)
     old = ["".join(row[column].data for column in range(COLUMNS)) for row in screen.history.top]
     return [line.rstrip() for line in (*old, *screen.display)]
 

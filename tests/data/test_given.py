@@ -21,7 +21,7 @@ def test_a_server_that_never_ends_its_header_does_not_hold_a_run(tmp_path):
             start = time.monotonic()
             with pytest.raises(ImageError, match=r"did not arrive within 0\.3 s; download it first"):
                 fetch(at + path, timeout_s=0.3)
-            assert time.monotonic() - start < 1
+            assert time.monotonic() - start < 20  # both would last 50 s and more
     assert all(thread.daemon for thread in threading.enumerate() if thread.name == "detrt-fetch")
 
 

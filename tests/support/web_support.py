@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """/endless sends for ever, /slow for a second, /drip a header without end, /elsewhere leads to a file of the machine, /circle to
+    """/endless sends for ever, /slow a byte now and then, /drip a header without end, /elsewhere leads to a file of the machine, /circle to
     itself, /short has less than it announces, /odd answers what is no HTTP."""
 
     def do_GET(self):
@@ -26,7 +26,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
             self.send_response(200)
             self.end_headers()
             with contextlib.suppress(OSError):
-                for _ in range(20):
+                for _ in range(1000):
                     self.wfile.write(b"x")
                     self.wfile.flush()
                     time.sleep(0.05)
@@ -58,7 +58,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 def web(folder: Path) -> Iterator[str]:
     """The address of a running server."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=folder))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()  # it looks so often whether it is to end
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()

@@ -10,12 +10,12 @@ import pytest
 onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
 pytest.importorskip("onnxruntime")
 
+from delayed import Clock, Delayed
 from engine_graphs import rtx
 from PIL import Image
 from precision_graphs import SPEC, images, pixel_model
 
 from detrt import graph
-from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.tensorrt import building, gain, trial
 from detrt.backends.tensorrt.build import build_engine
 from detrt.backends.tensorrt.config import EngineConfig
@@ -26,18 +26,10 @@ from detrt.precision import PrecisionConfig, search
 from detrt.spec import PIXEL_VALUES
 
 
-class Delayed(OnnxSession):
-    """Answers as late as the types of its weights say."""
-
-    def run(self, feeds, *given):
-        gain.time.sleep(self.delay)
-        return super().run(feeds, *given)
-
-
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
     """A GPU of compute capability 8.9, on which a layer with weights of a type takes the seconds of `delays`."""
-    graphs, delays, choices = {}, {onnx.TensorProto.FLOAT16: 0.0, onnx.TensorProto.FLOAT: 0.01}, []
+    graphs, delays, choices, clock = {}, {onnx.TensorProto.FLOAT16: 0.001, onnx.TensorProto.FLOAT: 0.01}, [], Clock()
 
     def built(path, output, config, spec, **given):
         done = build_engine(path, output, config, spec, **given)
@@ -47,6 +39,7 @@ def machine(monkeypatch, tmp_path):
     def opened(path, **given):
         model = graphs[str(path)]
         session = Delayed(emulate(model).SerializeToString(), SPEC)
+        session.clock = clock
         session.delay = sum(delays[one.data_type] for one in model.graph.initializer if len(one.dims) > 1)
         session._info = replace(session.info, profile={PIXEL_VALUES: ((1, 3, 16, 16),) * 3}, max_batch=1)
         choices.append(given)
@@ -60,6 +53,7 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setattr(trial, "open_engine", opened)
     monkeypatch.setattr(gain, "open_engine_beside", lambda reference, path, text=None, **given: opened(path, **given))
     monkeypatch.setattr(trial, "gpu_here", lambda: "GPU of 2026")
+    monkeypatch.setattr(gain, "time", clock)
     for name, value in (("RUNS", 2), ("WARM_UP", 1), ("TURNS", 2)):
         monkeypatch.setattr(gain, name, value)
     monkeypatch.setattr(search, "MAX_TIMED_BLOCKS", 2)
@@ -98,7 +92,7 @@ def test_build_searches_on_engines_of_the_gpu_that_is_there(machine):
 @rtx
 def test_no_engine_is_kept_that_is_slower_than_fp32(machine):
     delays, _, folder = machine
-    delays.update({onnx.TensorProto.FLOAT16: 0.01, onnx.TensorProto.FLOAT: 0.0})
+    delays.update({onnx.TensorProto.FLOAT16: 0.01, onnx.TensorProto.FLOAT: 0.001})
     with pytest.raises(GateError, match="`precision=fp32`"):
         searched(folder, "a", ENGINE)
     assert not (folder / "a").exists()
