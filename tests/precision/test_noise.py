@@ -105,6 +105,65 @@ def test_layers_without_a_sample_have_no_noise_and_nan_does_not_spread(low, monk
         assert np.isfinite(found.noise) and np.isfinite(found.offset).all()
 
 
+def masked_model(masked: int):
+    """A linear layer whose input is zero at the first of 64 positions of an image, and a LayerNorm that reads its result: bias there."""
+    rng = np.random.default_rng(5)
+    nodes = [
+        node("Cast", ["pixel_values"], ["raw"], name="/Cast", to=TensorProto.FLOAT),
+        node("Conv", ["raw", "stem"], ["grid"], name="/stem/Conv", strides=[2, 2]),
+        node("Reshape", ["grid", "rows"], ["flat"], name="/Reshape"),
+        node("Transpose", ["flat"], ["tokens"], name="/Transpose", perm=[0, 2, 1]),
+        node("Mul", ["tokens", "valid"], ["memory"], name="/Mask"),
+        node("MatMul", ["memory", "w"], ["product"], name="/enc_output/MatMul"),
+        node("Add", ["product", "b"], ["made"], name="/enc_output/Add"),
+        node("LayerNormalization", ["made", "gain", "shift"], ["normed"], name="/enc_output/Norm"),
+        node("MatMul", ["normed", "w2"], ["inner"], name="/head/MatMul"),
+        node("Relu", ["inner"], ["active"], name="/head/Relu"),
+        node("MatMul", ["active", "wc"], ["logits"], name="/class_head/MatMul"),
+        node("MatMul", ["active", "wb"], ["pred_boxes"], name="/box_head/MatMul"),
+    ]
+    constants = {
+        "stem": (rng.normal(size=(32, 3, 2, 2)) / 100 + 0.002).astype(np.float32),
+        "rows": np.array([0, 32, -1], np.int64),
+        "valid": (np.arange(64) >= masked).astype(np.float32).reshape(1, 64, 1),
+        "w": rng.normal(size=(32, 32)).astype(np.float32),
+        "b": rng.normal(0, 0.05, 32).astype(np.float32),
+        "gain": np.ones(32, np.float32),
+        "shift": np.zeros(32, np.float32),
+        "w2": rng.normal(size=(32, 32)).astype(np.float32),
+        "wc": rng.normal(size=(32, 8)).astype(np.float32),
+        "wb": rng.normal(size=(32, 4)).astype(np.float32),
+    }
+    outputs = [("logits", TensorProto.FLOAT, ["batch", 64, 8]), ("pred_boxes", TensorProto.FLOAT, ["batch", 64, 4])]
+    return model_of(nodes, constants, outputs=outputs), constants["b"].astype(np.float64)
+
+
+@pytest.mark.parametrize("low", (Precision.INT8, Precision.FP8))
+@pytest.mark.parametrize("masked", (1, 12))
+def test_masked_positions_keep_the_result_of_the_bias_alone(masked, low):
+    """Corrected for the mean error, the bias would be another vector there, and the LayerNorm would give it the same length."""
+    model, bias = masked_model(masked)
+    config = PrecisionConfig(
+        low, calibration="x", min_fraction=0.0, quantize_fraction=1.0, qdq_placement="cpu" if low == Precision.INT8 else None
+    )
+    typed, report = apply_precision(model, SPEC, config, images())
+    assert "/enc_output/MatMul" not in report.excluded
+    exact, found = (values_of(one, "normed") for one in (model, emulate(typed)))
+    want = (bias - bias.mean()) / np.sqrt(bias.var() + 1e-5)
+    for position in range(masked):
+        np.testing.assert_allclose(found[:, position], np.tile(want, (len(images()), 1)), atol=5e-3)  # the bias is FP16
+    assert np.sqrt(((found - exact)[:, masked:] ** 2).mean()) < 0.06
+
+
+@pytest.mark.parametrize("low", (Precision.INT8, Precision.FP8))
+def test_a_few_positions_of_zeros_are_no_mask(low, monkeypatch):
+    arrays = [np.random.default_rng(i).normal(2, 1, size=(1, 192, 32)).astype(np.float32) for i in range(4)]
+    arrays[0][0, :3] = 0
+    assert fed(monkeypatch, arrays)(low).offset.any()
+    arrays[0][0, :4] = 0
+    assert not fed(monkeypatch, arrays)(low).offset.any()
+
+
 @pytest.mark.parametrize(
     ("kernel", "attributes"),
     [

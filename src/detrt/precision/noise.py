@@ -11,6 +11,9 @@ of inputs, which could replace it, take 1.6 GB with the mean of each channel sub
  - FP8 has a relative error, so that after a ReLU the rounding error is as large as the mean. The mean of each channel is therefore
    subtracted before the rounding if this reduces the noise, and its product with the weights, a constant, is added to the bias.
  - Half of the noise of FP8 is that of the weights: they are rounded together for the sampled inputs (`rounding.py`).
+ - Two-stage detectors set the inputs of a layer to zero at anchors that they do not use, and normalize its result, which there is the bias
+   alone. A small change of it is then a large one of the class scores of all these anchors, so that a layer with masked inputs has no
+   offset and no centre: rounded, zero stays zero.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ SAMPLES = 192  # positions of an image at which a layer is computed
 MAX_SAMPLES = 10_000  # of all images together
 BLOCK = 512  # of them that are computed at once, at least
 LARGEST = Precision.FP16.max_value  # of what is sampled
+MASKED = 0.005  # fraction of positions whose inputs are all zero; fewer are chance. Of anchors at least 0.02 are masked, if any
 MAX_CENTRED_NOISE = 0.8  # centring costs a subtraction: it must leave at most this fraction of the noise
 NOISY_REASON = "most sensitive to 8 bits for its fraction of the work"
 
@@ -42,7 +46,7 @@ NOISY_REASON = "most sensitive to 8 bits for its fraction of the work"
 @dataclass(frozen=True, slots=True)
 class LayerNoise:
     """noise: variance of the error over the variance of the result. offset: (channels,) mean error, to be subtracted from the
-    bias. centre: (inputs,) subtracted from each input channel before rounding, or None; the offset then includes its product with
+    bias; zero of a layer with masked inputs. centre: (inputs,) subtracted from each input channel before rounding, or None; the offset then includes its product with
     the weights. weight: rounded for these inputs, (channels, inputs), and its scales; None: each to its nearest value."""
 
     noise: float
@@ -83,6 +87,19 @@ class _Layer:
     has_bias: bool
     centre: NDArray[np.float32] | None = None  # (inputs,)
     images: int = 0  # that were sampled
+    positions: int = 0  # of these images
+    zeros: int = 0  # positions whose inputs are all zero
+
+    def add(self, sample: NDArray[np.float16]) -> None:
+        """sample: (positions, inputs) of one image."""
+        self.images += 1
+        self.positions += len(sample)
+        self.zeros += int(np.sum(~sample.any(1)))
+
+    @property
+    def masked(self) -> bool:
+        """Whether its result is the bias alone at some positions, and has to stay that."""
+        return self.zeros > MASKED * self.positions
 
 
 @dataclass(slots=True)
@@ -120,7 +137,8 @@ class _Rounding:
         return self.error.variance / signal if signal > 0 else np.inf
 
     def found(self, weight: tuple[NDArray[np.float32], NDArray[np.float16]] | None = None) -> LayerNoise:
-        return LayerNoise(self.noise, self.error.mean.astype(np.float32), self.centre, weight)
+        offset = self.error.mean.astype(np.float32)
+        return LayerNoise(self.noise, np.zeros_like(offset) if self.layer.masked else offset, self.centre, weight)
 
 
 def measure(
@@ -159,7 +177,7 @@ def measure(
         for name in readers[tensor]:
             layer, kept = layers[name], samples[name]
             kept.append(_sample(layer, array, positions, generator))
-            layer.images += 1
+            layer.add(kept[-1])
             last = layer.images == len(images)
             if low == Precision.FP8:
                 if last and any(map(len, kept)):
@@ -238,12 +256,12 @@ def _together(layer: _Layer, threshold: float, low: Precision, samples: NDArray[
             yield samples[start : start + BLOCK].astype(np.float32)
 
     best = measured(_nearest(layer, threshold, low))
-    if layer.centre is not None:
+    if layer.centre is not None and not layer.masked:
         limit = centred_threshold(threshold, layer.centre)
         centred = measured(replace(_nearest(layer, limit, low), centre=layer.centre))
         if centred.noise < MAX_CENTRED_NOISE * best.noise:
             best = centred
-    moments = Moments(layer.weight, has_bias=layer.has_bias)
+    moments = Moments(layer.weight, has_bias=layer.has_bias and not layer.masked)
     for block in blocks():
         inputs, exact = best.inputs(block)
         moments.add(inputs, inputs - exact)
