@@ -60,6 +60,11 @@ class Version:
             words.append("CumSum of floats")
         return words if self.grid_sample_linear else [*words, "'linear' of GridSample"]
 
+    def faster_forms(self) -> list[str]:
+        """What its graphs have in another form because it was measured to be faster, in words."""
+        words = [f"gathers by level for {', '.join(having(self.by_level_for))}"] if self.by_level_for else []
+        return [*words, "first convolutions over blocks"] if self.blocks else words
+
     def plugin_words(self) -> str:
         """NVIDIA's plugins that its graphs may hold, in words."""
         return f"MSDA version {self.msda_plugin}" if self.msda_plugin else "none"

@@ -66,6 +66,28 @@ FAULTS: tuple[Fault, ...] = (
         "padding as part of both, in every graph", "seen with 1.6.1 on an H100", target="tensorrt-rtx", layers=("POOLING",),
     ),
     Fault(
+        "FP32 products are computed in TF32, whatever the builder's flag says", (1, 6), None, "avoided",
+        "NVIDIA_TF32_OVERRIDE=0 while it builds and runs, or `tf32`", "docs/results/tensorrt-rtx.md#fp32-is-fp32",
+        target="tensorrt-rtx", precisions=("fp32",),
+    ),
+    Fault(
+        "0.5 / 50 is less than 0.01, so that proposals on the border of the image are other ones", (1, 6), None, "avoided",
+        "a comparison with a number beside the border, in every graph", "docs/results/tensorrt-rtx.md#agreement-by-family",
+        target="tensorrt-rtx", layers=("ELEMENTWISE",),
+    ),
+    Fault(
+        "sums of an FP8 MatMul with scales of channels overflow FP16", (1, 6), None, "avoided", "one scale for its weights",
+        "docs/results/tensorrt-rtx.md#trained-weights", target="tensorrt-rtx", precisions=("fp8",), layers=("MATRIX_MULTIPLY",),
+    ),
+    Fault(
+        "an FP8 convolution with one scale finds nothing", (1, 6), None, "avoided", "a scale for each channel of its weights",
+        "docs/results/tensorrt-rtx.md#trained-weights", target="tensorrt-rtx", precisions=("fp8",), layers=("CONVOLUTION",),
+    ),
+    Fault(
+        "the builder has no BF16 ConvTranspose", (1, 7), None, "avoided", "FP32 for it", "seen with 1.7.1", target="tensorrt-rtx",
+        precisions=("bf16",), layers=("DECONVOLUTION",),
+    ),
+    Fault(
         "the runtime refuses GPUs of compute capability 90", (1, 7), None, "refuse", "TensorRT-RTX 1.6, or `targets=tensorrt`",
         "seen with 1.7.1 on an H100", target="tensorrt-rtx", sms=(90,),
     ),
@@ -192,8 +214,8 @@ def _range(since: Numbers, before: Numbers | None) -> str:
 def tables() -> str:
     """Both tables in Markdown, as docs/reference/tensorrt-versions.md has them."""
     lines = [
-        "| library | from | opset | types beside FP32 | typed | written out for it | INT64 | plugins | NVIDIA's plugins | state |",
-        "| --- | --- | ---: | --- | --- | --- | --- | --- | --- | --- |",
+        "| library | from | opset | types beside FP32 | typed | written out for it | faster forms | INT64 | plugins | NVIDIA's plugins | state |",
+        "| --- | --- | ---: | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in VERSIONS:
         cells = (
@@ -203,6 +225,7 @@ def tables() -> str:
             ", ".join(row.types),
             row.typed,
             ", ".join(row.written_out()) or "-",
+            ", ".join(row.faster_forms()) or "-",
             row.integers,
             row.plugins or "none",
             row.plugin_words(),
