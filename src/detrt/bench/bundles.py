@@ -74,17 +74,17 @@ def targets_of(ref: str, config: BenchConfig) -> list[RunTarget]:
     kind = kind_of(ref)
     bundle = Bundle.open(Path(ref)) if kind == BUNDLE else None
     present = [row for row in TARGETS if (bundle.of_kind(row.kind) if bundle is not None else row.kind == kind)]
-    wanted = [row for row in present if not config.backends or row.name in config.backends]
+    names = [(row, name) for row in present for name in (row.name, *row.others)]
+    wanted = [(row, name) for row, name in names if (name in config.backends if config.backends else name == row.name)]
     if not wanted:
         has = ", ".join(row.name for row in present) or "no model"
         raise SessionError(f"nothing of '{ref}' runs with {', '.join(config.backends)}; it has {has}")
-    return [
-        RunTarget(row.name, device)
-        for row in wanted
-        for device in row.opened_by().measured_on(
-            bundle.of_kind(row.kind) if bundle is not None else (), config.providers if row is GRAPH else config.devices
-        )
-    ]
+    found: list[RunTarget] = []
+    for row, name in wanted:
+        entries = bundle.of_kind(row.kind) if bundle is not None else ()
+        own = row.opened_by().measured_on(entries, config.providers if row is GRAPH else config.devices)
+        found += [RunTarget(name, device) for device in (own if name == row.name else config.devices or (None,))]
+    return found
 
 
 def build_seconds(ref: str, session: Session, size_hw: tuple[int, int]) -> float | None:

@@ -13,7 +13,7 @@ from ..models.load_options import LoadOptions
 from ..spec import LARGEST_SIDE
 
 SCOPES = ("kernel", "forward", "end_to_end")
-BACKENDS = tuple(target.name for target in reversed(TARGETS))
+BACKENDS = tuple(name for target in reversed(TARGETS) for name in (target.name, *target.others))
 CHECKPOINTS, BUNDLES = "checkpoints", "bundles"
 
 
@@ -39,7 +39,7 @@ class BenchConfig:
         fixed: with checkpoints: fix the size in the graph; None: no.
 
         scopes: with bundles: of SCOPES; empty: all that exist.
-        backends: with bundles: of BACKENDS; empty: all that run here.
+        backends: with bundles: of BACKENDS; empty: all that run here, each target by its first name.
         providers: with bundles: execution providers of ONNX Runtime ("cpu", "cuda", "cuda:1"), each measured; empty: the CPU,
             and the GPU where this build of ONNX Runtime has one.
         devices: with bundles: of packages, engines and `against` ("cpu", "cuda:0"); empty: what the bundle has.

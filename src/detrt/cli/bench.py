@@ -53,7 +53,10 @@ def bench(
     warmup: Annotated[int, typer.Option(help="Runs before the clock starts.")] = 2,
     threads: Annotated[int | None, typer.Option(help="Threads of models that run on a CPU; default: all cores.")] = None,
     backends: Annotated[
-        str | None, typer.Option(help="With bundles: onnxruntime, openvino, inductor, tensorrt; default: all that run here.")
+        str | None,
+        typer.Option(
+            help="With bundles: onnxruntime, onnxruntime-rtx, openvino, inductor, tensorrt; default: all but -rtx that run here."
+        ),
     ] = None,
     provider: Annotated[
         str | None, typer.Option(help="With bundles: of ONNX Runtime, comma-separated: cpu, cuda; default: all it has.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -17,6 +18,8 @@ from onnx_models import make_model, make_spec
 from detrt.backends.onnxruntime import rtx
 from detrt.backends.onnxruntime import session as onnx_session
 from detrt.backends.open import open_session
+from detrt.bench.config import BenchConfig
+from detrt.bench.run import bench
 from detrt.errors import MissingPackageError, SessionError
 
 SPEC = make_spec(dynamic=True)
@@ -70,6 +73,11 @@ def test_a_session_on_a_device_of_a_provider(path, monkeypatch):
         want = reference.run(feeds)
         for name, array in session.run(feeds).items():
             np.testing.assert_array_equal(array, want[name])
+    chosen = BenchConfig(
+        backends=("onnxruntime-rtx", "onnxruntime"), providers=("cpu",), devices=("cuda:1",), repeats=1, warmup=0
+    )
+    rows = bench([str(path)], replace(chosen, scopes=("forward",)))["rows"]
+    assert [row["backend"] for row in rows] == ["onnxruntime-cpu", "onnxruntime-rtx"] and asked == [1, 1]
 
 
 @pytest.mark.skipif(find_spec(MODULE) is None, reason="needs the 'onnxruntime-rtx' extra")
