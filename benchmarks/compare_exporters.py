@@ -1,15 +1,17 @@
 """The same weights exported by detrt, by the models' authors and by transformers, compiled by one TensorRT-RTX and timed beside each other.
 
-    python benchmarks/compare_exporters.py export OUT MODEL... --authors CLONES
-    python benchmarks/compare_exporters.py build OUT [--batch N]
+    python benchmarks/compare_exporters.py export OUT MODEL... --authors CLONES [--batch N]
+    python benchmarks/compare_exporters.py build OUT [--batch N] [--sm NN]
     python benchmarks/compare_exporters.py time OUT ROWS.jsonl
 
 CLONES holds clones of facebookresearch/detr, lyuwenyu/RT-DETR and Peterande/D-FINE under the names of MODELS; RF-DETR is the installed
 `rfdetr`. Deformable DETR and Grounding DINO have no exporter of their authors, so detrt's seeded weights are taken. The graphs of others
 are FP32, as their scripts write them, and become FP16 with NVIDIA's AutoCast (`nvidia-modelopt`, `onnx-graphsurgeon`), because
 TensorRT-RTX takes the types of the graph. Weights are random, with classes spread so that queries are not selected by rounding.
+Graphs of others have the batch size of `export`; detrt's take any.
 
-Needs, beside detrt's extras: torchvision, nvidia-modelopt, onnx-graphsurgeon, polygraphy, rfdetr. `build` and `time` need a GPU.
+Needs, beside detrt's extras: torchvision, nvidia-modelopt, onnx-graphsurgeon, polygraphy, rfdetr. `time` needs a GPU, and `build` does
+without --sm; with it, such as --sm 89, it prints how many kernels each engine has, which runs on that GPU alone.
 """
 
 from __future__ import annotations
@@ -157,14 +159,14 @@ def authors_module(name, clones):
     return torch.nn.Module.eval(config.model), config, ("images", "orig_target_sizes"), ("labels", "boxes", "scores"), 16
 
 
-def export_authors(name, clones, out):
+def export_authors(name, clones, out, batch):
     """Write the authors' FP32 graph and a checkpoint of the same weights. Returns detrt's reference to it."""
     import torch
 
     torch.manual_seed(0)
     height, width = MODELS[name].size
     module, holder, inputs, outputs, opset = authors_module(name, clones)
-    noise = torch.from_numpy(image_of((height, width), 1)).permute(2, 0, 1)[None].float() / 64 - 2
+    noise = (torch.from_numpy(image_of((height, width), 1)).permute(2, 0, 1)[None].float() / 64 - 2).repeat(batch, 1, 1, 1)
     if name == "rf_detr-base":
         from rfdetr.utilities.tensors import nested_tensor_from_tensor_list
 
@@ -177,7 +179,7 @@ def export_authors(name, clones, out):
     torch.save(saved, checkpoint)
     path = out / "authors.onnx"
     if name == "rf_detr-base":
-        written = holder.export(output_dir=str(out / "authors"), verbose=False)
+        written = holder.export(output_dir=str(out / "authors"), verbose=False, batch_size=batch)
         Path(written).rename(path)
     else:
         feeds = (noise,)
@@ -191,7 +193,7 @@ def export_authors(name, clones, out):
                 def forward(self, images, orig_target_sizes):
                     return self.postprocessor(self.model(images), orig_target_sizes)
 
-            module, feeds = Deployed(), (noise, torch.tensor([[width, height]]))
+            module, feeds = Deployed(), (noise, torch.tensor([[width, height]] * batch))
         with torch.no_grad():
             module(*feeds)
         torch.onnx.export(
@@ -200,16 +202,16 @@ def export_authors(name, clones, out):
     return f"ckpt:{checkpoint}"
 
 
-def export_transformers(name, module, spec, out):
+def export_transformers(name, module, spec, out, batch):
     """Write the FP32 graph of a transformers module as `torch.onnx` traces it, with opset 17 and a fixed size."""
     import torch
 
     height, width = MODELS[name].size
-    feeds = {"pixel_values": torch.randn(1, 3, height, width)}
+    feeds = {"pixel_values": torch.randn(batch, 3, height, width)}
     if spec.input.mask:
-        feeds["pixel_mask"] = torch.ones(1, height, width, dtype=torch.int64)
+        feeds["pixel_mask"] = torch.ones(batch, height, width, dtype=torch.int64)
     if MODELS[name].tokens:
-        feeds |= prompt_of(MODELS[name].tokens)
+        feeds |= {key: value.repeat(batch, 1) for key, value in prompt_of(MODELS[name].tokens).items()}
 
     class Outputs(torch.nn.Module):
         def __init__(self):
@@ -276,7 +278,7 @@ def to_fp16(path):
     return round(time.perf_counter() - start, 1)
 
 
-def export(name, clones, out, pool):
+def export(name, clones, out, batch, pool):
     """Everything of one model into `out`, with an image and what PyTorch finds on it in FP32. AutoCast runs in `pool`."""
     import torch
 
@@ -298,7 +300,7 @@ def export(name, clones, out, pool):
     ref = f"random:{model.random}"
     if model.clone is not None:
         with timed("authors"):
-            ref = export_authors(name, clones, out)
+            ref = export_authors(name, clones, out, batch)
         casts["authors"] = pool.submit(to_fp16, out / "authors.onnx")
     options = ("--family", model.family) if model.family and model.clone else ()
     source = load_source(ref, LoadOptions(family=model.family) if options else None)
@@ -313,7 +315,7 @@ def export(name, clones, out, pool):
         out / "reference.npz", image=image, pixels=pixels.numpy(), logits=found.logits.numpy(), boxes=found.pred_boxes.numpy()
     )
     with timed("transformers"):
-        export_transformers(name, source.module, source.spec, out)
+        export_transformers(name, source.module, source.spec, out, batch)
     if (out / "transformers.onnx").is_file():
         casts["transformers"] = pool.submit(to_fp16, out / "transformers.onnx")
     (out / "facts.json").write_text(json.dumps({"activation": source.spec.decode.activation, "ref": ref}))
@@ -351,8 +353,8 @@ def run_detrt(*arguments):
         raise SystemExit(f"detrt {' '.join(map(str, arguments))}: {done.stdout[-400:]}{done.stderr[-800:]}")
 
 
-def build_plain(path, engine, batch):
-    """Compile an ONNX file as it is for this GPU. Returns facts."""
+def build_plain(path, engine, batch, sm):
+    """Compile an ONNX file as it is for a compute capability, 0: of this GPU. Returns facts."""
     import onnx
     import tensorrt_rtx_bindings as trt
 
@@ -376,11 +378,13 @@ def build_plain(path, engine, batch):
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     config.num_compute_capabilities = 1
-    config.set_compute_capability(trt.ComputeCapability.CURRENT, 0)
+    config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{sm}" if sm else "CURRENT"), 0)
     config.clear_flag(trt.BuilderFlag.TF32)
     profile = builder.create_optimization_profile()
     for index in range(network.num_inputs):
         tensor = network.get_input(index)
+        if tensor.shape[0] not in (-1, batch):
+            raise RuntimeError(f"{path.name} has the batch size {tensor.shape[0]}, not {batch}; export it with --batch {batch}")
         shape = [batch if axis == 0 and side < 0 else side for axis, side in enumerate(tensor.shape)]
         profile.set_shape(tensor.name, shape, shape, shape)
     config.add_optimization_profile(profile)
@@ -394,8 +398,8 @@ def build_plain(path, engine, batch):
             "nodes": len(onnx.load(path, load_external_data=False).graph.node)}  # fmt: skip
 
 
-def build_one(folder, exporter, batch):
-    """In a process of its own: one engine and its facts."""
+def build_one(folder, exporter, batch, sm):
+    """In a process of its own: one engine and its facts. sm: compute capability, 0: of this GPU."""
     engine = folder / f"{exporter}-b{batch}.engine"
     if exporter == "detrt":
         import onnx
@@ -404,9 +408,8 @@ def build_one(folder, exporter, batch):
         from detrt.system import compute_capabilities_here
 
         graph = folder / "detrt" / "model.onnx"
-        built = build_engine(
-            graph, engine, EngineConfig(sms=compute_capabilities_here()[:1], batch=(batch,) * 3, return_selections=False)
-        )
+        sms = (sm,) if sm else compute_capabilities_here()[:1]
+        built = build_engine(graph, engine, EngineConfig(sms=sms, batch=(batch,) * 3, return_selections=False))
         facts = built.facts
         row = {
             "build_s": round(facts.build_seconds, 1),
@@ -415,8 +418,9 @@ def build_one(folder, exporter, batch):
             "nodes": len(onnx.load(graph, load_external_data=False).graph.node),
         }
     else:
-        row = build_plain(folder / f"{exporter}.fp16.onnx", engine, batch)
+        row = build_plain(folder / f"{exporter}.fp16.onnx", engine, batch, sm)
     engine.with_suffix(".facts.json").write_text(json.dumps(row))
+    print(json.dumps(row))
 
 
 def decode(outputs, size, activation):
@@ -582,6 +586,7 @@ def main():
     parser.add_argument("rest", nargs="*")
     parser.add_argument("--authors", type=Path, default=Path("authors"))
     parser.add_argument("--batch", type=at_least(1), default=1)
+    parser.add_argument("--sm", type=at_least(75), default=0, help="compute capability to build for; default: this GPU's")
     parser.add_argument("--only", nargs="+", default=("detrt", "authors", "transformers"), help="exporters to time")
     parser.add_argument("--missing", action="store_true", help="build only engines that are not there")
     parser.add_argument("--slots", type=at_least(1), default=os.cpu_count() or 1)
@@ -596,21 +601,29 @@ def main():
             parser.error(f"there is no model {', '.join(unknown)}; there are {', '.join(MODELS)}")
         if len(arguments.rest) == 1:
             with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-                export(arguments.rest[0], arguments.authors, out / arguments.rest[0], pool)
+                export(arguments.rest[0], arguments.authors, out / arguments.rest[0], arguments.batch, pool)
             return
-        jobs = [("export", str(out), name, "--authors", str(arguments.authors)) for name in arguments.rest or MODELS]
+        more = ("--authors", str(arguments.authors), "--batch", str(arguments.batch))
+        jobs = [("export", str(out), name, *more) for name in arguments.rest or MODELS]
     elif arguments.step == "build":
         if not any(out.glob("*/reference.npz")):
             stop(f"'{out}' has no exported model; run the step export first")
         jobs = [
-            ("build-one", str(folder), exporter, "--batch", str(arguments.batch))
+            (
+                "build-one",
+                str(folder),
+                exporter,
+                "--batch",
+                str(arguments.batch),
+                *(("--sm", str(arguments.sm)) if arguments.sm else ()),
+            )
             for folder in sorted(path for path in out.iterdir() if (path / "reference.npz").is_file())
             for exporter in ("detrt", "authors", "transformers")
             if not (arguments.missing and (folder / f"{exporter}-b{arguments.batch}.facts.json").is_file())
             if (folder / "detrt").is_dir() and (exporter == "detrt" or (folder / f"{exporter}.fp16.onnx").is_file())
         ]
     elif arguments.step == "build-one":
-        build_one(out, arguments.rest[0], arguments.batch)
+        build_one(out, arguments.rest[0], arguments.batch, arguments.sm)
         return
     else:
         engines = sorted(out.glob("*/*.engine"))

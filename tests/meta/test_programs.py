@@ -103,6 +103,7 @@ WRONG = {
         ("time", "FOLDER"),
         ("time", "FOLDER", "out"),
         ("export", "FOLDER", "no-model", "--authors", "FOLDER"),
+        ("build", "FOLDER", "--sm", "60"),
     ],
 }
 
