@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from detrt.backends.tensorrt.kernels import ATTENTION, HEAD, WIDENING, Kernel, count, parse
@@ -23,6 +25,26 @@ MESSAGE = (
     )
     + "\nBindings:\npixel_values\n"
 )
+
+# What D-FINE-S has otherwise than D-FINE-L.
+D_FINE_S = {
+    "backbone_config": {
+        "model_type": "hgnet_v2",
+        "out_features": ["stage2", "stage3", "stage4"],
+        "hidden_sizes": [64, 256, 512, 1024],
+        "stem_channels": [3, 16, 16],
+        "stage_in_channels": [16, 64, 256, 512],
+        "stage_mid_channels": [16, 32, 64, 128],
+        "stage_out_channels": [64, 256, 512, 1024],
+        "stage_num_blocks": [1, 1, 2, 1],
+        "stage_numb_of_layers": [3, 3, 3, 3],
+        "use_learnable_affine_block": True,
+    },
+    "encoder_in_channels": [256, 512, 1024],
+    "decoder_layers": 3,
+    "depth_mult": 0.34,
+    "hidden_expansion": 0.5,
+}
 
 
 def test_a_list_is_read():
@@ -72,27 +94,85 @@ def test_a_graph_takes_no_more_kernels(name, most, compiled, exported):
     assert 0 < found["all"] <= most, found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "size", "most", "attentions", "activations_mib"),
-    [
-        ("rt_detr_v2", (640, 640), 262, 7, 42.2),
-        ("d_fine", (640, 640), 365, 7, 33.6),
-        ("rf_detr", (560, 560), 224, 14, 20.9),
-        ("detr", (800, 1066), 243, 18, 67.8),
-        ("deformable_detr", (800, 1066), 318, 6, 125.7),
-    ],
-)
-def test_a_full_size_graph_takes_no_more(name, size, most, attentions, activations_mib, compiled, tmp_path):
-    """Kernels, fused attentions and memory of models with random weights in FP16, without a padding mask."""
+@pytest.fixture
+def full_size(request, tmp_path):
+    """(name of a model, its size) -> its export of that size without a padding mask."""
     from detrt.export import ExportConfig, export_onnx
     from detrt.models.load import load_source
+    from detrt.models.load_options import LoadOptions
+    from detrt.models.random import build_model, random_models
 
-    source = load_source(f"random:{name}")
-    choices = ExportConfig(height=size[0], width=size[1], mask=False, check=False)
-    facts = compiled(export_onnx(source, tmp_path / "model.onnx", choices), "fp16").facts
+    def of(name, size):
+        if name == "d_fine-s":
+            family, model = dict(random_models())["d_fine"]
+            module = build_model(family, dataclasses.replace(model, full=D_FINE_S), tiny=False)
+            source = dataclasses.replace(load_source("random:d_fine"), module=module)
+        elif name == "deimv2-atto":
+            folder = request.getfixturevalue("real_data") / "checkpoints/deimv2-atto-coco"
+            source = load_source(str(folder), LoadOptions(family="deimv2-upstream"))
+        else:
+            source = load_source(f"random:{name}")
+        choices = ExportConfig(height=size[0], width=size[1], mask=False, check=False)
+        return export_onnx(source, tmp_path / "model.onnx", choices)
+
+    return of
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "precision", "size", "most", "attentions", "activations_mib"),
+    [
+        ("rt_detr_v2", "fp16", (640, 640), 262, 7, 42.2),
+        ("d_fine", "fp16", (640, 640), 365, 7, 33.6),
+        ("d_fine-s", "fp16", (640, 640), 224, 4, 36.4),
+        ("deimv2-atto", "fp32", (320, 320), 163, 0, 14.4),
+        ("rf_detr", "fp16", (560, 560), 224, 14, 20.9),
+        ("detr", "fp16", (800, 1066), 243, 18, 67.8),
+        ("deformable_detr", "fp16", (800, 1066), 318, 6, 89.6),
+    ],
+)
+def test_a_full_size_graph_takes_no_more(name, precision, size, most, attentions, activations_mib, compiled, full_size):
+    """Kernels, fused attentions and memory."""
+    facts = compiled(full_size(name, size), precision).facts
     assert 0 < facts.kernels["all"] <= 1.03 * most and facts.kernels[ATTENTION] == attentions, facts.kernels
     assert 0 < facts.activation_bytes <= 1.03 * activations_mib * 2**20
+
+
+@pytest.mark.slow
+def test_a_file_for_other_programs_takes_no_more(full_size):
+    """What `export --for-tensorrt` writes of Deformable DETR, in FP16 and compiled as it is: 697 MB of activations without."""
+    trt = pytest.importorskip("tensorrt_rtx_bindings", reason="needs the 'rtx' extra")
+    from detrt.backends.tensorrt.diagnose import activation_bytes
+    from detrt.graph import io
+    from detrt.graph.dialect import for_typed_parser
+    from detrt.precision import PrecisionConfig
+    from detrt.precision.apply import apply_precision
+
+    report = full_size("deformable_detr", (800, 1066))
+    typed, _ = apply_precision(io.load(report.path), report.spec, PrecisionConfig("fp16", min_fraction=0.0), [])
+    assert for_typed_parser(typed)["MatMul"] == 12
+    logged = []
+
+    class Log(trt.ILogger):
+        def log(self, severity, message):
+            logged.append(message)
+
+    log = Log()
+    builder = trt.Builder(log)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    assert trt.OnnxParser(network, log).parse(typed.SerializeToString())
+    config, profile = builder.create_builder_config(), builder.create_optimization_profile()
+    config.clear_flag(trt.BuilderFlag.TF32)
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    config.num_compute_capabilities = 1
+    config.set_compute_capability(trt.ComputeCapability.SM89, 0)
+    for number in range(network.num_inputs):
+        shape = [max(1, side) for side in network.get_input(number).shape]
+        profile.set_shape(network.get_input(number).name, shape, shape, shape)
+    config.add_optimization_profile(profile)
+    assert builder.build_serialized_network(network, config) is not None
+    (layers,) = (text for text in logged if text.startswith(HEAD))
+    assert 0 < count(parse(layers))["all"] <= 1.03 * 320 and 0 < activation_bytes(logged) <= 110e6
 
 
 def test_products_in_fp8_write_fp16(compiled, exported):
