@@ -1,7 +1,8 @@
 """The tables of docs/results/benchmarks-gpu.md from the rows of measure_inductor.py.
 
-python benchmarks/tables.py ROWS.jsonl            print them
-python benchmarks/tables.py ROWS.jsonl DOCUMENT   write those of the document into it, between its `table` comments
+python benchmarks/tables.py ROWS.jsonl                      print them
+python benchmarks/tables.py ROWS.jsonl DOCUMENT             write those of the document into it, between its `table` comments
+python benchmarks/tables.py ROWS.jsonl --run M --base COMMIT   print the rows of docs/results/figures/speed.jsonl, as run M
 """
 
 from __future__ import annotations
@@ -99,7 +100,9 @@ def ordered() -> list[str]:
     return [*TARGETS, *(m for m in SAMPLING if m not in TARGETS), *(m for m in SIZES if m not in TARGETS and m not in SAMPLING)]
 
 
-PEAK = {"H100": 989, "H200": 989}  # dense FP16 TFLOPS of tensor cores, SXM: NVIDIA's data sheet
+# Dense FP16 TFLOPS of tensor cores, and TB/s of memory, SXM: NVIDIA's data sheets.
+PEAK = {"H100": 989, "H200": 989}
+BANDWIDTH = {"H100": 3.35, "H200": 4.8}
 KINDS = {  # what a kernel does -> parts of its name, looked for in this order
     "deformable attention": ("msda", "deform"),
     "attention": ("fmha", "flash", "attention", "mem_eff", "sdpa", "window"),
@@ -125,10 +128,7 @@ def speed(rows: Rows) -> str:
             theirs = rows.row(kind, model, precision, batch)
             ratio = ours["p50_ms"] / theirs["p50_ms"] if "p50_ms" in ours and "p50_ms" in theirs else 0
             cells += [_quartiles(rows, kind, model, precision, batch), f"{ratio:.3f}" if ratio else ""]
-        peak = next((value for name, value in PEAK.items() if name in ours.get("device", "")), 0)
-        used = (
-            ours["gflop"] / ours["p50_ms"] / peak if peak and "gflop" in ours and "p50_ms" in ours and precision != "fp32" else 0
-        )
+        used = _of_peak(ours, precision)
         streams = number(ours["two_streams_ms"]) if "two_streams_ms" in ours else ""
         found.append(
             [TITLES.get(model, model), size(rows, model), precision, f"{batch}", *cells, streams, f"{used:.0%}" if used else ""]
@@ -146,6 +146,17 @@ def speed(rows: Rows) -> str:
     return table(head, found, 3)
 
 
+def _of(limits: dict[str, float], row: dict) -> float:
+    """The limit of the row's GPU; 0 of others."""
+    return next((value for name, value in limits.items() if name in row.get("device", "")), 0)
+
+
+def _of_peak(row: dict, precision: str) -> float:
+    """Fraction of the FP16 peak of its GPU; 0 where that is not known."""
+    peak = _of(PEAK, row)
+    return row["gflop"] / row["p50_ms"] / peak if peak and "gflop" in row and "p50_ms" in row and precision != "fp32" else 0
+
+
 def _quartiles(rows: Rows, *key: Any) -> str:
     row = rows.row(*key)
     if "quartiles_ms" not in row:
@@ -161,10 +172,7 @@ def budget(rows: Rows) -> str:
     for (kind, model, precision, batch), row in rows.rows.items():
         if kind not in ("ours", "base") or not row.get("kernels"):
             continue
-        sums: dict[str, list[float]] = {name: [0, 0] for name in kinds}
-        for name, launches, us in row["kernels"]:
-            entry = sums[_kind_of(name)]
-            entry[0], entry[1] = entry[0] + us, entry[1] + launches
+        sums = _by_kind(row)
         total = sum(us for us, _ in sums.values())
         cells = [f"{us:.0f} ({count:.0f})" if count else "" for us, count in sums.values()]
         facts = [
@@ -177,6 +185,15 @@ def budget(rows: Rows) -> str:
         found.append([f"{TITLES.get(model, model)}, {kind}", f"{precision} b{batch}", *facts, *cells])
     head = ["model", "job", "graph us", "kernels us", "kernels", "launches", "weights FP32 MB", "moved MB", "GFLOP", *kinds]
     return table(head, found, 2) if found else ""
+
+
+def _by_kind(row: dict) -> dict[str, list[float]]:
+    """Kind of kernel -> [microseconds, launches]."""
+    sums: dict[str, list[float]] = {name: [0, 0] for name in (*KINDS, "other")}
+    for name, launches, us in row["kernels"]:
+        entry = sums[_kind_of(name)]
+        entry[0], entry[1] = entry[0] + us, entry[1] + launches
+    return sums
 
 
 def _kind_of(kernel: str) -> str:
@@ -193,6 +210,71 @@ def compiling(rows: Rows) -> str:
             facts = [f"{row.get(key, '')}" for key in ("build_s", "capture_s", "inductor_s", "open_s", "package_mb")]
             found.append([f"{TITLES.get(model, model)}, {kind}", f"{precision} b{batch}", *facts, longest])
     return table(["model", "job", "all s", "capture s", "inductor s", "open s", "MB", "phases"], found, 2) if found else ""
+
+
+_WHAT = {
+    "eager": "transformers", "compile": "`torch.compile`", "rtx": "TensorRT-RTX, {} graph", "ort": "ONNX Runtime CUDA, {} graph"
+}  # fmt: skip
+_WHOSE = {"detrt": "detrt's", "authors": "the authors'", "transformers": "transformers'"}
+
+
+def figures(rows: Rows, run: str, base: str) -> Iterable[dict[str, Any]]:
+    """Rows of speed.jsonl: each package beside that of the commit `base`, its budget, throughput and peers."""
+    for (kind, model, precision, batch), ours in rows.rows.items():
+        if kind != "ours" or "quartiles_ms" not in ours:
+            continue
+        key = model, precision, batch
+        title = TITLES.get(model, model)
+        about = {"run": run, "model": f"{title}, batch size {batch}" if batch > 1 else title, "size": size(rows, model)}
+        ms, theirs = _quartiles(rows, "ours", *key), rows.row("base", *key)
+        if "quartiles_ms" in theirs:
+            beside = {
+                "ms": ms,
+                f"{base}, ms": _quartiles(rows, "base", *key),
+                "ratio": f"{ours['p50_ms'] / theirs['p50_ms']:.2f}",
+            }
+            yield about | beside | _changes(ours, theirs)
+        if ours.get("kernels"):
+            yield {"run": run, "table": "budget", "model": about["model"]} | _budget(ours)
+        if "two_streams_ms" in ours:
+            yield {
+                "run": run,
+                "table": "throughput",
+                "model": title,
+                "batch": batch,
+                "ms": ms,
+                "two streams, ms": f"{ours['two_streams_ms']:.3f}",
+                "of the FP16 peak": f"{_of_peak(ours, precision):.0%}".replace("%", " %"),
+                "images/s": round(batch / ours["p50_ms"] * 1e3),
+            }
+        peers = [one for one, *rest in rows.rows if tuple(rest) == key and one.partition("-")[0] in _WHAT]
+        for peer in ["ours", *peers] if peers else []:
+            name, _, graph = peer.partition("-")
+            what = _WHAT[name].format(_WHOSE.get(graph, graph)) if peer != "ours" else "package"
+            yield {"table": "peers"} | about | {"what": what, "ms": _quartiles(rows, peer, *key)}
+
+
+def _changes(ours: dict, theirs: dict) -> dict[str, str]:
+    """Launches, and microseconds of the kinds that take most, before and after."""
+    if not (ours.get("kernels") and theirs.get("kernels")):
+        return {}
+    after, before = _by_kind(ours), _by_kind(theirs)
+    launches = [f"{sum(count for _, count in sums.values()):.0f}" for sums in (before, after)]
+    kinds = ("attention", "convolution", "matmul")
+    return {"launches": " → ".join(launches)} | {f"{kind}, us": f"{before[kind][0]:.0f} → {after[kind][0]:.0f}" for kind in kinds}
+
+
+def _budget(row: dict) -> dict[str, str]:
+    """Microseconds of a package: its graph, what arithmetic and memory need, and its kernels by kind."""
+    sums, peak, bandwidth = _by_kind(row), _of(PEAK, row), _of(BANDWIDTH, row)
+    shown = {"convolutions": "convolution", "matmuls": "matmul", "attention": "attention", "sampling": "deformable attention"}
+    found = {"graph": f"{row['p50_ms'] * 1e3:.0f}", "launches": f"{sum(count for _, count in sums.values()):.0f}"}
+    if peak and "gflop" in row:
+        found |= {"GFLOP": f"{row['gflop']:.0f}", "at peak": f"{row['gflop'] / peak * 1e3:.0f}"}
+    if bandwidth and "moved_mb" in row:
+        found |= {"MB": f"{row['moved_mb']:.0f}", "from memory": f"{row['moved_mb'] / bandwidth:.0f}"}
+    found |= {name: f"{sums[kind][0]:.0f}" if sums[kind][1] else "" for name, kind in shown.items()}
+    return found | {"rest": f"{sum(us for kind, (us, _) in sums.items() if kind not in shown.values()):.0f}"}
 
 
 TABLES = {"latency": latency, "recent": recent}
@@ -212,10 +294,15 @@ def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("rows", type=file, metavar="ROWS.jsonl")
     parser.add_argument("document", type=file, nargs="?", metavar="DOCUMENT")
+    parser.add_argument("--run", help="name of the run, for rows of speed.jsonl")
+    parser.add_argument("--base", default="base", metavar="COMMIT", help="what --baseline of measure_inductor.py was")
     given = parser.parse_args()
     rows = Rows(given.rows.read_text("utf-8").splitlines())
     if given.document is not None:
         given.document.write_text(filled(given.document.read_text("utf-8"), rows), "utf-8")
+    elif given.run is not None:
+        for row in figures(rows, given.run, given.base):
+            print(json.dumps(row, ensure_ascii=False))
     else:
         print(shown(rows))
     return 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-from tables import TABLES, Rows, filled
+from tables import TABLES, Rows, figures, filled
 
 RESULTS = ROOT / "docs" / "results"
 DOCUMENT, ROWS = RESULTS / "benchmarks-gpu.md", RESULTS / "figures" / "benchmarks-gpu.jsonl"
@@ -19,6 +19,33 @@ def test_tables_of_gpu_figures():
     rows = Rows(ROWS.read_text("utf-8").splitlines())
     assert all(f"<!-- table: {name} -->" in text for name in TABLES)
     assert filled(text, rows) == text, f"python benchmarks/tables.py {ROWS.relative_to(ROOT)} {DOCUMENT.relative_to(ROOT)}"
+
+
+def test_rows_of_speed_are_made_from_what_was_measured():
+    """What one call measured becomes the rows that are published, in figures and in form."""
+    kernels = [
+        ["linear_rows_kernel", 20, 81.2],
+        ["attention_kernel", 14, 117.8],
+        ["sm90_xmma_fprop", 3, 40.0],
+        ["triton_poi", 9, 12.0],
+    ]
+    about = {"height": 800, "width": 1066, "device": "NVIDIA H200", "gflop": 1240.8, "moved_mb": 1218.2}
+    ours = {"p50_ms": 4.607, "quartiles_ms": [4.597, 4.615], "two_streams_ms": 4.067, "kernels": kernels}
+    base = {"p50_ms": 5.0, "quartiles_ms": [4.9, 5.1], "kernels": [["cutlass_gemm", 30, 100.0]]}
+    other = {"p50_ms": 9.0, "quartiles_ms": [8.0, 10.0]}
+    kinds = {"ours": ours, "base": base, "compile": other, "rtx-authors": other}
+    measured = [json.dumps({"job": f"{kind}|random:detr|800x1066|fp16|8"} | about | row) for kind, row in kinds.items()]
+    made = {row.get("table", "beside"): row for row in figures(Rows(measured), "M", "4de2d35")}
+    assert made["beside"]["ms"] == "4.607 (4.597 to 4.615)" and made["beside"]["4de2d35, ms"] == "5.000 (4.900 to 5.100)"
+    assert made["beside"]["ratio"] == "0.92" and made["beside"]["launches"] == "30 → 46"
+    assert made["beside"]["matmul, us"] == "100 → 81" and made["beside"]["model"] == "DETR-R50, batch size 8"
+    assert made["budget"]["from memory"] == "254" and made["budget"]["at peak"] == "1255" and made["budget"]["rest"] == "12"
+    assert made["throughput"]["images/s"] == 1736 and made["throughput"]["of the FP16 peak"] == "27 %"
+    assert made["peers"]["what"] == "TensorRT-RTX, the authors' graph" and made["peers"]["ms"] == "9.000 (8.000 to 10.000)"
+    published = [json.loads(line) for line in (RESULTS / "figures" / "speed.jsonl").read_text("utf-8").splitlines()]
+    for table, row in made.items():
+        like = [set(one) for one in published if one.get("table", "beside") == table]
+        assert set(row) in like, (table, set(row))
 
 
 MARK = re.compile(r"<!-- rows: (\S+) -->\n((?:\|.*\n)+)")
