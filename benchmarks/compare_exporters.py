@@ -353,7 +353,7 @@ def run_detrt(*arguments):
         raise SystemExit(f"detrt {' '.join(map(str, arguments))}: {done.stdout[-400:]}{done.stderr[-800:]}")
 
 
-def build_plain(path, engine, batch, sm):
+def build_plain(path, engine, batch, sm=0):
     """Compile an ONNX file as it is for a compute capability, 0: of this GPU. Returns facts."""
     import onnx
     import tensorrt_rtx_bindings as trt
@@ -398,7 +398,7 @@ def build_plain(path, engine, batch, sm):
             "nodes": len(onnx.load(path, load_external_data=False).graph.node)}  # fmt: skip
 
 
-def build_one(folder, exporter, batch, sm):
+def build_one(folder, exporter, batch, sm=0):
     """In a process of its own: one engine and its facts. sm: compute capability, 0: of this GPU."""
     engine = folder / f"{exporter}-b{batch}.engine"
     if exporter == "detrt":

@@ -55,6 +55,8 @@ RECENT = {
     "rf_detr-2xlarge": "-", "mm_grounding_dino": "800x1200", "sam3": "-", "owlvit": "-", "owlv2": "-",
     "eomt": "-", "eomt_dinov3": "-", "pp_doclayout_v2": "800x800", "pp_doclayout_v3": "800x800", "pp_doclayout_v4": "800x800",
 }  # fmt: skip
+KINDS = ("ours", "base", "captured", "eager", "compile", "patched")  # the last three: those of baselines.py, which imports torch
+PEERS, EXPORTERS = ("rtx", "ort"), ("detrt", "authors", "transformers")
 SETTLE_S = 0.3  # what stopped processes had given the GPU is done by then
 LONGEST_S = 90
 ROUNDS = 4
@@ -124,8 +126,29 @@ def parse() -> argparse.Namespace:
                 jobs += [f"{kind}|{reference}|{sizes.get(model, '-')}|{precision}|{batch}" for kind in given.kinds]
     if given.baseline:
         jobs = [one for job in jobs for one in ([job, f"base{job[4:]}"] if job.startswith("ours|") else [job])]
+    for job in jobs:
+        if why := _refused(job, given):
+            parser.error(f"{job}: {why}")
     given.jobs = list(dict.fromkeys(jobs))
     return given
+
+
+def _refused(job: str, given: argparse.Namespace) -> str:
+    """Why a job cannot run here, so that none fails when others have compiled for minutes; "" where it can."""
+    kind, *rest = job.split("|")
+    peer, _, graph = kind.partition("-")
+    if kind not in KINDS and not (peer in PEERS and graph in EXPORTERS):
+        known = (*KINDS, *(f"{peer}-{graph}" for peer in PEERS for graph in EXPORTERS))
+        return f"there is no kind {kind}; there are {', '.join(known)}"
+    if len(rest) not in (4, 5) or not rest[3].isdecimal():
+        return "a job is kind|model|size|precision|batch"
+    if kind == "base" and not given.baseline:
+        return "the kind base needs --baseline"
+    if graph and not given.graphs:
+        return f"the kind {kind} needs --graphs"
+    if given.device == "cpu" and (kind not in ("ours", "base") or rest[2] != "fp32"):
+        return "on a CPU there are the kinds ours and base, with --precision fp32"
+    return ""
 
 
 def _split(text: str) -> list[str]:

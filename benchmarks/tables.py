@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from measure_inductor import PLAIN, RECENT, SAMPLING, SIZES
@@ -146,7 +146,7 @@ def speed(rows: Rows) -> str:
     return table(head, found, 3)
 
 
-def _of(limits: dict[str, float], row: dict) -> float:
+def _of(limits: Mapping[str, float], row: dict) -> float:
     """The limit of the row's GPU; 0 of others."""
     return next((value for name, value in limits.items() if name in row.get("device", "")), 0)
 
