@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,6 +70,15 @@ def test_marked_tables_have_rows_of_the_file_beside_them():
                 if not any(all(row.get(c, "") == v for c, v in zip(columns, line, strict=True)) for row in rows)
             ]
             assert not wrong, f"{page.name}: not in {name}: {wrong[:3]}"
+
+
+def test_the_number_of_models_that_tensorrt_rtx_ran():
+    """hardware.md counts the models of the rows, timed or compared, by precision."""
+    rows = [json.loads(line) for line in (RESULTS / "figures" / "tensorrt-rtx.jsonl").read_text("utf-8").splitlines()]
+    ran = {(row["model"], row["precision"]) for row in rows if "precision" in row and {"kernel time", "verdict"} & set(row)}
+    found = dict.fromkeys(("FP16", "FP32", "BF16"), 0) | Counter(precision for _, precision in ran)
+    stated = re.search(r"\[(\d+) models in FP16, (\d+) in FP32, (\d+) in BF16\]", (RESULTS / "hardware.md").read_text("utf-8"))
+    assert stated and [int(number) for number in stated.groups()] == [found["FP16"], found["FP32"], found["BF16"]]
 
 
 def test_rows_name_a_run_that_is_described():
