@@ -15,7 +15,7 @@ from onnx_models import make_spec
 
 from detrt import bundle, files
 from detrt.data.coco import load_coco
-from detrt.errors import DetrtError
+from detrt.errors import DetrtError, SpecError
 from detrt.evaluation.results import read_results
 from detrt.jobs.ray import inputs
 from detrt.models.foreign import OnnxSidecar
@@ -263,6 +263,24 @@ def test_class_names_are_read_from_the_files_that_have_them(name: str, tmp_path:
         pytest.importorskip("yaml")
     (tmp_path / name).write_text(NAME_FILES[name], "utf-8")
     assert read_labels(tmp_path / name, 3) == CLASSES
+
+
+@pytest.mark.parametrize("ids", [(1, 2, 3), (1, 3, 90)], ids=["from 1", "with gaps"])
+def test_categories_stand_where_it_is_said(ids: tuple[int, ...], tmp_path: Path) -> None:
+    """Trainings on files of COCO's form number the categories anew, from 0 or from 1, or take their ids for columns."""
+    path, names = tmp_path / "coco.json", CLASSES.values()
+    categories = [{"id": number, "name": name} for number, name in zip(ids, names, strict=True)]
+    path.write_text(json.dumps({"categories": categories[::-1]}), "utf-8")
+    with pytest.raises(SpecError, match=r"say which: `labels_start=0`, or 1; else give the labels"):
+        read_labels(path, 3)
+    with pytest.raises(SpecError, match=r"3 names, and the head has 4 columns.*`labels_start=0`.*`labels_start=1`"):
+        read_labels(path, 4)
+    assert read_labels(path, 3, 0) == CLASSES
+    assert read_labels(path, 4, 1) == dict(enumerate(names, 1))
+    assert read_labels(path, 91, 1) == dict(zip(ids, names, strict=True))
+    assert count_labels(path) == count_labels(path, 1) == ids[-1] + 1 == count_labels(path, 0) + 1
+    with pytest.raises(SpecError, match=r"needs columns 1\.\.3, and the head has 0\.\.2"):
+        read_labels(path, 3, 1)
 
 
 # Names that are 43 million words, in 160 bytes.

@@ -271,8 +271,7 @@ class _ForeignReader:
             from .labels import count_labels, read_labels
 
             start = self._stated.get("labels_start")
-            lines = classes or count_labels(self._labels) + (start or 0)
-            names = read_labels(self._labels, lines, start)
+            names = read_labels(self._labels, classes or count_labels(self._labels, start), start)
             self._notes.append(f"{len(names)} class names of '{self._labels}'")
             return names
         if stored:

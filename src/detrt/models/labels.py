@@ -100,39 +100,48 @@ def read_labels(path: Path | str, classes: int, first: int | None = None) -> dic
     """Class names from a text file (one per line), or from a JSON or YAML file: a list, an object of id to name, or such a one as `names`
     (YOLO data.yaml), `id2label` (config.json of transformers) or `categories` (COCO).
 
-    first: column of the head that the first name of a list is for; a list may then be shorter than the head.
+    first: column of the head that the first name is for. A list may then be shorter than the head. Ids are moved to begin there; where
+        the head ends before the last of them, as those of COCO skip some, names have the order of their ids.
 
     Raises:
         SpecError: unreadable, empty, or not as many names as the head has classes.
     """
-    names, lines = _named(path)
+    names, lines, has_ids = _named(path)
     if first is not None:
-        if lines is None:
-            raise SpecError(f"`labels_start={first}` is for a list of names, and '{path}' says their ids; leave it out")
-        if not names or first < 0 or first + lines > classes:
+        moved = {first + number - (min(names) if has_ids and names else 0): name for number, name in names.items()}
+        if has_ids and max(moved, default=0) >= classes:
+            moved = dict(enumerate((names[number] for number in sorted(names)), first))
+        count = len(names) if lines is None else lines
+        if not names or first < 0 or first + count > classes:
             raise SpecError(
-                f"`labels_start={first}` with the {lines} names of '{path}' needs columns {first}..{first + lines - 1}, and the head has "
+                f"`labels_start={first}` with the {count} names of '{path}' needs columns {first}..{first + count - 1}, and the head has "
                 f"0..{classes - 1}"
             )
-        return {first + number: name for number, name in names.items()}
+        return moved
     if lines == classes - 1:
         raise SpecError(f"labels file '{path}' has {lines} {_ONE_MORE.format(classes)}")
     if not names or max(names) >= classes or min(names) < 0 or (lines is not None and lines != classes):
+        by_order = "where columns begin with the first of these ids, say which: `labels_start=0`, or 1; else "
         raise SpecError(
-            f"labels file '{path}' has {len(names)} names (ids up to {max(names, default=-1)}), but the head has "
-            f"{classes} classes (ids 0..{classes - 1}); give the labels that this checkpoint was trained with"
+            f"labels file '{path}' has {len(names)} names (ids up to {max(names, default=-1)}), but the head has {classes} classes (ids "
+            f"0..{classes - 1}); {by_order if has_ids and len(names) <= classes else ''}give the labels that this checkpoint was trained with"
         )
     return names
 
 
-def count_labels(path: Path | str) -> int:
-    """How many classes a file of names is for: its lines, or the largest id of a JSON file and one. Raises SpecError."""
-    names, lines = _named(path)
-    return max(names, default=-1) + 1 if lines is None else lines
+def count_labels(path: Path | str, first: int | None = None) -> int:
+    """How many classes a file of names is for: its lines, or the ids up to the largest; from column `first` on. Raises SpecError."""
+    names, lines, has_ids = _named(path)
+    if not has_ids and lines is not None:
+        return (first or 0) + lines
+    return max(names, default=-1) + 1 if first is None else first + max(names, default=-1) - min(names, default=0) + 1
 
 
-def _named(path: Path | str) -> tuple[dict[int, str], int | None]:
-    """Class id -> name of a labels file, and its number of names; None for a JSON object. A blank line keeps its id free."""
+def _named(path: Path | str) -> tuple[dict[int, str], int | None, bool]:
+    """Class id -> name of a labels file; its number of names, None for a JSON object, whose ids are columns; and whether it says ids.
+
+    A blank line keeps its id free. Ids of COCO's categories are those of the data set, which a training may number in another way.
+    """
     path = Path(path)
     if path.suffix.lower() in (".yaml", ".yml"):
         data = files.read_yaml(path, "labels file", extra="export")
@@ -140,7 +149,7 @@ def _named(path: Path | str) -> tuple[dict[int, str], int | None]:
         data = files.read_json(path, "labels file", unique=True)
     else:
         lines = files.read_names(path, "labels file", advice=_AS_JSON)
-        return {number: line for number, line in enumerate(lines) if line}, len(lines)
+        return {number: line for number, line in enumerate(lines) if line}, len(lines), False
     if isinstance(data, dict):  # a file of a data set or a model, which has more than its class names
         data = next(stored_names(data), data)
     try:
@@ -150,9 +159,10 @@ def _named(path: Path | str) -> tuple[dict[int, str], int | None]:
             f"labels file '{path}' must hold names as a list or as an object of id to name, alone or as \"names\" (YOLO data.yaml), "
             f'"id2label" (config.json), "categories" (COCO) or one of {", ".join(NAME_KEYS)}; got {one_line(str(error), 100)}'
         ) from None
+    has_ids = isinstance(found, Mapping)
     named = dict(found) if isinstance(found, Mapping) else dict(enumerate(found))
     count = len(named) if isinstance(data, list) else None
-    return {key: name for key, name in named.items() if name}, count
+    return {key: name for key, name in named.items() if name}, count, has_ids
 
 
 # Keys under which files have their class names, the first counts most; and those of which the names are keys, and ids the values.
