@@ -215,6 +215,14 @@ DAMAGE = {
         lambda f: edit_json(f / "config.json", id2label={"0": "a"}, label2id={"a": 0}),
         r"another shape, e\.g\. .*class_embed.* config\.json names 1 classes \(id2label\), and the weights are of 7;",
     ),
+    "names of torch.compile": (
+        lambda f: edit_weights(f, lambda w: [w.__setitem__(f"_orig_mod.{k}", w.pop(k)) for k in list(w)]),
+        r"All names in it begin with '_orig_mod\.', of a wrapper around the model",
+    ),
+    "quantized weights": (
+        lambda f: edit_json(f / "config.json", quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True}),
+        r"is quantized \(quantization_config in config\.json, method 'bitsandbytes'\); give the float checkpoint",
+    ),
     "NaN in a weight": (
         lambda f: edit_weights(f, lambda w: w["model.enc_output.0.weight"].fill_(float("nan"))),
         r"NaN or infinite weights in 1 tensors, e\.g\. model\.enc_output\.0\.weight",

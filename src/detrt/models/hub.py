@@ -116,6 +116,12 @@ def load_folder(folder: Path, ref: str, options: LoadOptions) -> Source:
         raise SourceError(
             f"'{ref}' has model_type {model_type!r}, which detrt does not know; it knows: {known} (see: `info(families=True)`)"
         )
+    if quantized := config.get("quantization_config"):
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+        raise SourceError(
+            f"'{ref}' is quantized (quantization_config in config.json, method {one_line(repr(method), 40)}); give the float "
+            "checkpoint, detrt quantizes itself"
+        )
     architectures = config.get("architectures") or [""]
     if not isinstance(architectures, list) or not isinstance(name := architectures[0], str):
         raise SourceError(f"'{folder / 'config.json'}' says architectures {architectures!r}, not a list of names")
@@ -341,6 +347,8 @@ def _load_module(
             _, stored, expected = min(mismatched)
             count = stored[0] - (expected[0] - config.num_labels)
             why = f"config.json names {config.num_labels} classes (id2label), and the weights are of {count}; correct it"
+        elif prefix := _common_prefix(report.get("unexpected_keys", ()), wrong):
+            why = f"All names in it begin with '{prefix}', of a wrapper around the model (torch.compile, DDP); save the model inside it"
         raise SourceError(
             f"'{ref}' lacks {len(wrong)} of the model's weights or has them in another shape, e.g. "
             f"{', '.join(wrong[:3])}; they would be random. {why}"
@@ -353,6 +361,17 @@ def _load_module(
         timm.dilate_last_stage(module)
     row.made(module)
     return module.eval().requires_grad_(False), sorted(report.get("unexpected_keys", ()))
+
+
+def _common_prefix(unexpected: Iterable[str], missing: Iterable[str]) -> str:
+    """What all unexpected names begin with that would be names of the model without it, such as "_orig_mod."; "" for nothing."""
+    names, known = list(unexpected), set(missing)
+    steps = names[0].split(".")[:-1] if names else []
+    prefixes = (".".join(steps[:count]) + "." for count in range(1, len(steps) + 1))
+    for prefix in prefixes:
+        if all(name.startswith(prefix) for name in names) and any(name.removeprefix(prefix) in known for name in names):
+            return prefix
+    return ""
 
 
 @contextlib.contextmanager
