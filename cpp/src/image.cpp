@@ -83,9 +83,9 @@ const std::set<std::string>& image_suffixes() {
 
 // Of the images and videos that Python reads besides; see detrt.data.images.
 const std::set<std::string>& other_suffixes() {
-  static const std::set<std::string> suffixes{".avif", ".bmp", ".dib",  ".gif", ".pbm", ".tif",  ".tiff", ".webp", ".3gp",
-                                              ".avi",  ".flv", ".m2ts", ".m4v", ".mkv", ".mov",  ".mp4",  ".mpeg", ".mpg",
-                                              ".mts",  ".ogv", ".ts",   ".webm", ".wmv", ".y4m"};
+  static const std::set<std::string> suffixes{
+      ".avif", ".bmp", ".dib", ".gif", ".heic", ".heif", ".hif", ".j2k", ".jp2", ".jpx", ".pbm", ".qoi", ".tga", ".tif", ".tiff", ".webp",
+      ".3gp",  ".avi", ".flv", ".m2ts", ".m4v", ".mkv",  ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogv", ".ts",  ".webm", ".wmv",  ".y4m"};
   return suffixes;
 }
 

@@ -229,6 +229,18 @@ def test_expand_folder(tree):
     assert [source.kind for source in found] == ["video"] + ["image"] * 5
 
 
+def test_a_folder_has_each_format_that_photographs_come_in(tmp_path):
+    """What Pillow cannot read is then told and skipped, not left out in silence."""
+    for name in ("a.jp2", "b.heic", "c.QOI", "d.tga", "favicon.ico"):
+        (tmp_path / name).write_bytes(encode(Image.fromarray(RGB), "jpeg2000") if name == "a.jp2" else b"?")
+    found = expand_inputs([tmp_path])
+    assert names(found, tmp_path) == ["a.jp2", "b.heic", "c.QOI", "d.tga"]
+    np.testing.assert_array_equal(load_image(found[0].path), RGB)
+    with pytest.raises(ImageError, match="b.heic' is not an image in one of the formats JPEG") as caught:
+        load_image(found[1].path)
+    assert ("HEIF" in str(caught.value)) == ("HEIF" in Image.OPEN)
+
+
 def test_expand_patterns_files_and_duplicates(tree):
     assert names(expand_inputs([f"{tree}/img*.jpg"]), tree) == ["img2.jpg", "img10.jpg"]
     assert names(expand_inputs([f"{tree}/**/*.webp"]), tree) == ["sub/deep/a.webp"]

@@ -44,7 +44,8 @@ _MOST_SCANS = (
     100  # of a JPEG file, as in libtiff and GDAL: each of some ten bytes goes through all pixels. Encoders write some ten scans
 )
 _SCAN_HEADER = b"\xff\xda\0"  # coded pixels have no such bytes
-_IMAGE = ".avif .bmp .dib .gif .jfif .jpe .jpeg .jpg .pbm .pgm .png .pnm .ppm .tif .tiff .webp"
+# Not of formats that folders of photographs hold as something else: icons, textures. HEIC is told where no plugin reads it.
+_IMAGE = ".avif .bmp .dib .gif .heic .heif .hif .j2k .jfif .jp2 .jpe .jpeg .jpg .jpx .pbm .pgm .png .pnm .ppm .qoi .tga .tif .tiff .webp"
 _VIDEO = ".3gp .avi .flv .m2ts .m4v .mkv .mov .mp4 .mpeg .mpg .mts .ogv .ts .webm .wmv .y4m"
 IMAGE_SUFFIXES = frozenset(_IMAGE.split())
 VIDEO_SUFFIXES = frozenset(_VIDEO.split())
@@ -245,7 +246,7 @@ def _opened(file: Any, name: str, max_pixels: int, formats: Sequence[str] = IMAG
                     )
     except UnidentifiedImageError:
         raise ImageError(
-            f"{name} is not an image in one of the formats {', '.join(formats)}, or it is damaged; save it as PNG or JPEG"
+            f"{name} is not an image in one of the formats {', '.join(available(tuple(formats)))}, or it is damaged; save it as PNG or JPEG"
         ) from None
     except Image.DecompressionBombError as error:  # "Image size (400 pixels) exceeds limit ...": Pillow's, which may not be ours
         pixels = re.findall(r"\d+|$", str(error))[0]
@@ -321,7 +322,8 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
 def _from_array(array: NDArray) -> NDArray[np.uint8]:
     given = array
     if array.dtype != np.uint8:
-        raise ImageError(f"an image array must be uint8 with values 0..255; got {_form(given)}")
+        advice = "; floats from 0 to 1 become it by (array * 255).round().astype(np.uint8)" if array.dtype.kind == "f" else ""
+        raise ImageError(f"an image array must be uint8 with values 0..255; got {_form(given)}{advice}")
     if array.ndim == 2:
         array = array[..., None]
     if array.ndim != 3 or array.shape[2] not in (1, 3, 4):
