@@ -163,7 +163,7 @@ def spec_facts(spec: ModelSpec) -> dict[str, Any]:
         "mean": list(entry.mean),
         "std": list(entry.std),
         "mask": entry.mask,
-        "decode": f"{rule.activation}, {rule.select}, {rule.max_detections} of {rule.num_queries} queries"
+        "decode": f"{rule.activation}, {rule.select}, at most {rule.max_detections} detections of {rule.num_queries} queries"
         + (", in the graph" if rule.in_graph else "")
         + (f", scores from {rule.score_threshold:g}" if rule.score_threshold else ""),
         **(
