@@ -169,15 +169,18 @@ def test_wrong_input_is_one_line(program, name, arguments, tmp_path, monkeypatch
     assert not (tmp_path / "out").exists()
 
 
+CHECKED = ("detrt", "transformers")  # the types of the second one are none of mypy's
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_names_that_programs_import_exist(path):
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if not isinstance(node, ast.ImportFrom) or node.level or (node.module or "").partition(".")[0] != "detrt":
+        if not isinstance(node, ast.ImportFrom) or node.level or (node.module or "").partition(".")[0] not in CHECKED:
             continue
         try:
             module = importlib.import_module(node.module)
         except ModuleNotFoundError as error:
-            if (error.name or "").startswith("detrt"):
+            if (error.name or "").startswith(CHECKED):
                 raise
             continue  # a package of a GPU
         for one in node.names:
@@ -185,13 +188,21 @@ def test_names_that_programs_import_exist(path):
                 importlib.import_module(f"{node.module}.{one.name}")
 
 
-def test_devices_are_measured(program, tmp_path):
+def test_devices_are_measured(program, exported, tmp_path):
     """The program opens workers as `detrt detect --device` does."""
     from detrt.data.scenes.scene import write_dataset
 
     write_dataset(tmp_path, 4, seed=1)
     code, out, said = program(
-        "measure_devices.py", "embedded:shapes", tmp_path / "images", "--devices", "cpu", "--images", 8, "--batch", 2
+        "measure_devices.py",
+        exported("embedded:shapes").path,
+        tmp_path / "images",
+        "--devices",
+        "cpu",
+        "--images",
+        8,
+        "--batch",
+        2,
     )
     row = json.loads(out)
     assert code == 0 and row["images_per_second"] > 0 and row["backend"].endswith("on cpu"), said
