@@ -24,6 +24,9 @@ from detrt.data.scenes.scene import draw_images, write_dataset
 from detrt.detector import Detector
 from detrt.errors import EngineError, GateError
 from detrt.evaluation.coco import evaluate_coco
+from detrt.export import ExportConfig
+
+SMALL = ("random:yolos/tiny", "--size", "64")
 
 
 def detrt(*arguments, code=0):
@@ -52,7 +55,7 @@ def test_a_report_measures_what_the_commands_measure(tmp_path):
 
 
 def test_a_report_goes_on_and_ends_in_a_page(monkeypatch, tmp_path):
-    arguments = ("embedded:shapes", "--target", "onnx", "--precisions", "fp32", "--batches", "1", "--repeats", "2")
+    arguments = (*SMALL, "--target", "onnx", "--precisions", "fp32", "--batches", "1", "--repeats", "2")
     kept = ("--keep", tmp_path / "kept", "--json", tmp_path / "r.json")
     detrt(*arguments, *kept)
     measured = json.loads((tmp_path / "r.json").read_text())["rows"]
@@ -118,14 +121,20 @@ def test_a_model_is_exported_once(monkeypatch, tmp_path):
     monkeypatch.setattr(
         run_report, "build", lambda model, *given, **more: exported.append(str(model)) or real(model, *given, **more)
     )
-    arguments = ("embedded:shapes", "--target", "onnx", "--precisions", "fp32,fp16", "--batches", "1", "--repeats", "1")
+    arguments = (*SMALL, "--target", "onnx", "--precisions", "fp32,fp16", "--batches", "1", "--repeats", "1")
     detrt(*arguments, "--keep", tmp_path / "kept")
-    assert exported == ["embedded:shapes", str(tmp_path / "kept" / "embedded-shapes.fp32")]
-    alone = build("embedded:shapes", tmp_path / "alone", targets=("onnx",), precision=PrecisionConfig(precision="fp16"))
-    kept = Bundle.open(tmp_path / "kept" / "embedded-shapes.fp16")
+    assert exported == ["random:yolos/tiny", str(tmp_path / "kept" / "random-yolos-tiny.fp32")]
+    alone = build(
+        "random:yolos/tiny",
+        tmp_path / "alone",
+        targets=("onnx",),
+        precision=PrecisionConfig(precision="fp16"),
+        export=ExportConfig(height=64, width=64),
+    )
+    kept = Bundle.open(tmp_path / "kept" / "random-yolos-tiny.fp16")
     assert kept.provenance.checkpoint_sha256 == alone.bundle.provenance.checkpoint_sha256
     image = draw_images(1, (240, 320))[0]
-    with Detector(kept.folder, threshold=0.1) as detector, Detector(alone.bundle.folder, threshold=0.1) as other:
+    with Detector(kept.folder, threshold=0.01) as detector, Detector(alone.bundle.folder, threshold=0.01) as other:
         found, wanted = detector(image), other(image)
     assert len(found) > 1 and np.array_equal(found.boxes_xyxy, wanted.boxes_xyxy) and np.array_equal(found.scores, wanted.scores)
 
@@ -190,9 +199,7 @@ def test_a_failure_leaves_a_row_and_the_others_go_on(monkeypatch, tmp_path, erro
         return real(model, output, **options)
 
     monkeypatch.setattr(run_report, "build", build)
-    told = detrt(
-        "random:yolos/tiny", "--target", "onnx", "--precisions", "fp16,fp32", "--batches", "1", "--repeats", "1", code=code
-    )
+    told = detrt(*SMALL, "--target", "onnx", "--precisions", "fp16,fp32", "--batches", "1", "--repeats", "1", code=code)
     assert f"random:yolos/tiny in fp16, batch 1: {error}" in told.splitlines() and "fp32" in told and " failed" in told
 
 

@@ -128,7 +128,7 @@ def test_an_export_passes_the_comparison(exported, tiny):
 def test_the_embedded_detector_finds_masks(exported, tiny, tmp_path):
     """On scenes that its training did not draw; the results of 500 are in docs/results/average-precision.md."""
     pytest.importorskip("pycocotools", reason="needs the 'eval' extra")
-    scenes = write_dataset(tmp_path / "scenes", 12, seed=10_000)
+    scenes = write_dataset(tmp_path / "scenes", 6, seed=10_000)
     sides = {"onnx": OnnxSession(exported("embedded:shapes").path), "torch": TorchSession(tiny("embedded:shapes"))}
     found = {
         (name, kind): evaluate_coco(side, scenes / "annotations.json", scenes / "images", iou_type=kind).metrics["AP"]

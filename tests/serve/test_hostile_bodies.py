@@ -64,7 +64,7 @@ BODIES = {
     "small numbers for images": (V1, JSON, lambda: b'{"images":[' + fill(b"1,", 60_000) + b"1]}", {413}),
     "empty objects": (V1, JSON, lambda: b'{"images":[' + fill(b"{},") + b"{}]}", {413}),
     "unknown keys": (V1, JSON, lambda: json.dumps({f"k{i}": 1 for i in range(8000)}).encode(), {400}),
-    "many unknown keys": (V1, JSON, lambda: json.dumps({f"k{i}": 1 for i in range(2_000_000)}).encode(), {413}),
+    "many unknown keys": (V1, JSON, lambda: json.dumps({f"k{i}": 1 for i in range(SIZE // 12)}).encode(), {413}),
     "wrong classes": (V1, JSON, lambda: b'{"images":["AAAA"],"classes":[' + fill(b"[],", 60_000) + b"[]]}", {400}),
     "wrong prompt": (V1, JSON, lambda: b'{"images":["AAAA"],"prompt":[' + fill(b"1,", 60_000) + b"1]}", {400}),
     "nested": (V1, JSON, lambda: fill(b"["), {413}),
