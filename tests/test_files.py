@@ -134,3 +134,103 @@ def test_operating_system_errors(tmp_path, number, words):
     with pytest.raises(OutputError, match=rf"a.json.*{words}"), files.writing(tmp_path / "a.json"):
         raise OSError(number, os.strerror(number))
     assert os.listdir(tmp_path) == []
+
+
+@pytest.fixture
+def temporaries(tmp_path, monkeypatch):
+    """The folder of the system's temporary files."""
+    monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def shrink(monkeypatch, free):
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda path: type("Usage", (), {"total": 8 << 20, "free": free}))
+
+
+@pytest.mark.parametrize(
+    ("error", "free", "said"),
+    [
+        (
+            OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+            0,
+            "the disk is full, with 8.0 MiB in all.*more than the 3.0 MiB that it had",
+        ),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "{}/part"), 1 << 40, "the disk is full"),
+        (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)), 1 << 40, "your quota is used up"),
+        (PermissionError(errno.EACCES, os.strerror(errno.EACCES), "{}/part"), 1 << 40, "Permission denied"),
+        (RuntimeError("the compiler ended with exit code 1"), 0, r"the disk is full.*it ended with: the compiler"),
+        (RuntimeError("write of {}/part: No space left on device"), 2 << 20, "the disk is full"),
+        (OutputError("cannot write '{}/part': the disk is full; give another output path"), 0, "the disk is full, with"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_what_fails_for_want_of_room_among_temporary_files_says_so(temporaries, monkeypatch, error, free, said):
+    shrink(monkeypatch, free)
+    words = rf"^cannot write temporary files to '{temporaries}': .*TMPDIR="
+    with pytest.raises(OutputError, match=words) as found, files.scratch() as folder:
+        (folder / "part").write_bytes(bytes(3 << 20))
+        if isinstance(error, OSError):
+            raise type(error)(error.errno, error.strerror, *([error.filename.format(folder)] if error.filename else []))
+        raise type(error)(str(error).format(folder))
+    assert found.match(said) and os.listdir(temporaries) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "free"),
+    [
+        (ValueError("a bug"), 1 << 40),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), 1 << 40),  # of another disk
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/elsewhere/out"), 0),
+        (OutputError("cannot write '/elsewhere/out': the disk is full"), 0),
+        (FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/elsewhere/in"), 1 << 40),
+        (BrokenPipeError(), 0),
+        (KeyboardInterrupt(), 0),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_other_errors_beside_temporary_files_stay_what_they_are(temporaries, monkeypatch, error, free):
+    shrink(monkeypatch, free)
+    with pytest.raises(type(error)) as found, files.scratch():
+        raise error
+    assert found.value is error and os.listdir(temporaries) == []
+
+
+def test_a_full_disk_in_the_message_of_a_compiler(temporaries):
+    said = RuntimeError("g++ " * 500 + "fatal error: error writing to /tmp/ccA.s: No space left on device")
+    found = files.room_error(said)
+    assert found is not None and (found.errno, found.filename) == (errno.ENOSPC, str(temporaries))
+    assert files.room_error(RuntimeError("error: expected ';'")) is None
+
+
+def test_temporary_files_without_a_place(monkeypatch, tmp_path):
+    monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(OutputError, match=r"No such file or directory; set TMPDIR"), files.scratch():
+        pass
+    monkeypatch.setattr(files.tempfile, "tempdir", None)
+    monkeypatch.setattr(files.tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "gone")])
+    with pytest.raises(OutputError, match=r"^no folder for temporary files.*TMPDIR="), files.scratch():
+        pass
+
+
+def test_a_folder_that_another_program_removed(temporaries):
+    with pytest.raises(OutputError, match="another program removed"), files.scratch() as folder:
+        folder.rmdir()
+        (folder / "part").write_text("x")
+
+
+def test_temporary_files_of_a_killed_process_go_with_the_next(temporaries):
+    with files.scratch() as used:
+        (used / "part").write_text("x")
+        killed = used.with_name(".detrt.0123abcd.tmp")
+        killed.mkdir()
+        (killed / "part").write_text("x")
+        assert stat.S_IMODE(used.stat().st_mode) == 0o700
+        with files.scratch() as other:
+            assert sorted(temporaries.iterdir()) == sorted([used, other])
+    assert os.listdir(temporaries) == []
+
+
+def test_nothing_else_makes_temporary_files():
+    """So that `scratch` words each refusal, and removes what is left."""
+    users = {p.name for p in Path(files.__file__).parent.rglob("*.py") if "tempfile" in p.read_text("utf-8")}
+    assert users == {"files.py", "worker.py"}  # the models that workers of a cluster unpack stay

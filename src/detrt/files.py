@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 import uuid
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,11 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from .errors import DetrtError, MissingPackageError, OutputError, SpecError, one_line
+from .errors import DetrtError, GateError, MissingPackageError, OutputError, SpecError, one_line
 
 TEMPORARY = ".tmp"  # ends the names of what is not finished
 _TEMPORARY_NAME = re.compile(r"\.(.+)\.(?:\d+|[0-9a-f]{8})" + re.escape(TEMPORARY))  # of files a number
 _LONGEST_NAME = 200  # bytes, in the name of what is not finished: file systems take 255
+SCRATCH = "detrt"  # in the names of folders among the temporary files of the system
+_TMPDIR = "set TMPDIR to a folder with more room that you may write, such as: TMPDIR=$HOME/tmp detrt ..."
+_FULL, _NEARLY_FULL = 1 << 20, 64 << 20  # bytes that are free; some writes ask for all of their room at once
+_NO_ROOM, _NOT_ALLOWED = (errno.ENOSPC, errno.EDQUOT), (errno.EACCES, errno.EPERM, errno.EROFS)
 _FOLDER = "cannot write '{}': a folder has that name; give another output path"
 
 
@@ -527,8 +532,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def temporary_folder(parent: Path, name: str) -> Iterator[Path]:
+def temporary_folder(parent: Path, name: str, *, mode: int = 0o777) -> Iterator[Path]:
     """Make a hidden folder in `parent`, which exists until the block ends; `remove_dead`, which comes first, tells by a lock that it is in use.
+
+    mode: permissions, less those that the process masks.
 
     Raises:
         OSError: it cannot be made.
@@ -536,7 +543,7 @@ def temporary_folder(parent: Path, name: str) -> Iterator[Path]:
     remove_dead(parent, name)
     while True:
         path = parent / f".{short_name(name, _LONGEST_NAME)}.{uuid.uuid4().hex[:8]}{TEMPORARY}"
-        path.mkdir()
+        path.mkdir(mode)
         try:
             handle = _lock(path)
             break
@@ -548,6 +555,78 @@ def temporary_folder(parent: Path, name: str) -> Iterator[Path]:
         remove(path)
         if handle is not None:
             os.close(handle)
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder of the user's own where the system has temporary files (TMPDIR), which exists until the block ends.
+
+    Raises:
+        OutputError: there is no place for it, or what the block writes does not fit, also where another library says so in its own
+            error, or says nothing of the disk.
+    """
+    try:
+        parent = Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        raise OutputError(
+            f"no folder for temporary files can be written: neither that in TMPDIR nor /tmp, /var/tmp and the working folder; {_TMPDIR}"
+        ) from None
+    with contextlib.ExitStack() as closing:
+        try:
+            path = closing.enter_context(temporary_folder(parent, SCRATCH, mode=0o700))
+        except OSError as error:
+            raise OutputError(f"cannot write temporary files to '{parent}': {error.strerror}; {_TMPDIR}") from error
+        try:
+            yield path
+        except Exception as error:
+            if (why := _why_unwritten(path, error)) is None:
+                raise
+            raise OutputError(
+                why if _TMPDIR in why else f"cannot write temporary files to '{parent}': {why}; {_TMPDIR}"
+            ) from error
+
+
+def _why_unwritten(folder: Path, error: Exception) -> str | None:
+    """What of a temporary folder ended the work in it with an error; None where that was something else.
+
+    Only some errors of writes have the name of the file, and those of other libraries may say nothing of the disk.
+    """
+    if isinstance(error, (BrokenPipeError, GateError, MissingPackageError)):
+        return None
+    text = str(error)
+    if isinstance(error, OutputError):
+        if str(folder) not in text:
+            return None
+        if _TMPDIR in text:  # of a child process, whose TMPDIR the folder is
+            return text.replace(str(folder), str(folder.parent))
+    cause = error.__cause__ if isinstance(error, OutputError) else error
+    if not folder.is_dir():
+        return "another program removed the folder while it was in use"
+    named = os.fsdecode(cause.filename) if isinstance(cause, OSError) and cause.filename is not None else ""
+    inside = str(folder) in (named or text)
+    if named and not inside:
+        return None
+    number = cause.errno if isinstance(cause, OSError) else next((one for one in _NO_ROOM if os.strerror(one) in text), None)
+    usage = shutil.disk_usage(folder)
+    if number == errno.EDQUOT or (number == errno.ENOSPC and (inside or usage.free < _NEARLY_FULL)) or usage.free < _FULL:
+        had = sum(one.lstat().st_size for one in folder.rglob("*") if not one.is_dir())
+        if number == errno.EDQUOT:
+            what = "your quota is used up"
+        else:  # a compiler removes what it could not write to the end
+            what, had = f"the disk is full, with {_mib(usage.total)} in all", had + usage.free
+        said = "" if number in _NO_ROOM else f" (it ended with: {one_line(text, 200)})"
+        return f"{what}, and the work needs more than the {_mib(had)} that it had{said}"
+    return str(cause.strerror) if isinstance(cause, OSError) and inside and cause.errno in _NOT_ALLOWED else None
+
+
+def room_error(error: Exception) -> OSError | None:
+    """What an error of another program, which names no file, says of a full disk, as an error about the temporary files; None: nothing."""
+    number = next((one for one in _NO_ROOM if os.strerror(one) in str(error)), None)
+    return None if number is None else OSError(number, os.strerror(number), tempfile.gettempdir())
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"
 
 
 def remove_dead(parent: Path, name: str = "") -> None:
@@ -661,9 +740,9 @@ def remove(path: Path) -> None:
 
 def output_error(path: Path | str | os.PathLike, error: OSError) -> OutputError:
     """Turn an operating system error into one that says what to do."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in _NO_ROOM:
         return OutputError(f"cannot write '{path}': the disk is full; free space or give another output path")
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+    if error.errno in _NOT_ALLOWED:
         return OutputError(f"cannot write '{path}': no permission; give an output path that you may write")
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
         return OutputError(f"cannot write '{path}': a part of the path is a file, not a folder")

@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -133,7 +132,7 @@ def build(
                 and export.check
                 and any(job.builder.compares(job.configs) for job in jobs)
             ):
-                work.convert_plain(Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="detrt-plain-"))))
+                work.convert_plain(closing.enter_context(files.scratch()))
                 work.average_precision = _average_precision(precision.calibration, work.warnings)
             makes = [job for job in jobs if job.makes] if precision.searches else []
             work.convert(makes[0].builder.trial(makes[0].configs, work.spec) if len(makes) == 1 else None)

@@ -6,13 +6,15 @@ import errno
 import os
 import signal
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
 from detrt.backends.child_process import run_child
 from detrt.backends.worker_process import MAX_DEATHS, after_death, how_ended
-from detrt.errors import EngineError, GateError, MissingPackageError, SessionError
+from detrt.errors import EngineError, GateError, MissingPackageError, OutputError, SessionError
 
 HEAD = "import os, sys, time\nfrom pathlib import Path\nfrom detrt.backends.child_process import answer_parent\n"
 
@@ -97,3 +99,19 @@ def test_ends_in_words():
         "was killed by SIGKILL",
         "was killed by signal 63",
     ]
+
+
+def test_temporary_files_of_the_process_are_in_its_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made = run("import tempfile\nreturn [tempfile.mkdtemp(), tempfile.mkstemp()[1]]")
+    assert all(Path(name).parent.parent == tmp_path for name in made) and not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_in_the_process_is_told_as_that_of_its_caller(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    body = (
+        "import errno\nfrom detrt import files\nwith files.scratch() as folder:\n"
+        "    raise OSError(errno.ENOSPC, 'no room', str(folder / 'part'))"
+    )
+    with pytest.raises(OutputError, match=f"^cannot write temporary files to '{tmp_path}': the disk is full.*TMPDIR="):
+        run(body)

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +17,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from .. import files
 from ..errors import DetrtError, EngineError
 from ..system import Progress
 from .worker_process import Channel, Worker, WorkerBug, how_ended, work_for_parent
@@ -30,7 +29,6 @@ _POLL_SECONDS = 0.05
 _LOG_TAIL_BYTES = 4000
 _PROGRESS_SECONDS = 0.1
 _EXIT_SECONDS = 2.0
-_FOLDER = "detrt-child-"  # begins the name of the folder of a process
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +67,17 @@ def run_child(
         died: words the end of a process that gave no answer.
         error: class of what is raised for the process itself.
         cwd: its working folder; None: an empty one, so that a json.py of the caller's does not shadow the library's. Paths in
-            the request must then be absolute.
+            the request must then be absolute. Its temporary files are in that empty folder in any case.
 
     Raises:
         DetrtError: no answer, a bug in the process, or the time limit; else, like OSError, what the work raised.
     """
-    with tempfile.TemporaryDirectory(prefix=_FOLDER) as folder_name:
-        folder = Path(folder_name)
+    with files.scratch() as folder:
         log = folder / "log.txt"
         with open(log, "wb") as log_file:
             worker = Worker(
                 command,
-                environment=environment(folder) if environment else None,
+                environment={"TMPDIR": str(folder), **(environment(folder) if environment else {})},
                 stdout=log_file,
                 stderr=subprocess.STDOUT,
                 cwd=cwd or folder,
@@ -132,8 +129,9 @@ def _end_with_parent(channel: Channel) -> None:
     """Exit with the parent, so that a builder does not outlive a killed caller, whose folder it removes: copies of a model are there."""
     with contextlib.suppress(OSError):
         channel.socket.recv(1)  # the parent sends nothing more, so this returns when its end is closed
-    if Path.cwd().name.startswith(_FOLDER):
-        shutil.rmtree(Path.cwd(), ignore_errors=True)
+    folder = Path(os.environ.get("TMPDIR", ""))
+    if folder.name.startswith(f".{files.SCRATCH}."):
+        files.remove(folder)
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -6,12 +6,12 @@ A checkpoint is measured in a process of its own, so that its peak memory is its
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .. import files
 from ..backends.child_process import answer_parent, run_child
 from ..backends.worker_process import module_command
 from ..errors import MissingPackageError, SessionError
@@ -106,10 +106,10 @@ def _latencies(source: Any, onnx: Path, size: tuple[int, int], batch: int, confi
 
 
 def _in_child(model: str, config: BenchConfig) -> Row:
-    with tempfile.TemporaryDirectory(prefix="detrt-bench-") as folder:
+    with files.scratch() as folder:
         row: Row = run_child(
             module_command("detrt.bench.checkpoints"),
-            {"model": model, "config": config, "folder": Path(folder)},
+            {"model": model, "config": config, "folder": folder},
             what="measuring",
             error=SessionError,
             cwd=Path.cwd(),

@@ -16,7 +16,6 @@ import math
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import files
 from ..backends.base import Feeds, Session
 from ..errors import SessionError
 from ..system import CPU
@@ -260,8 +260,8 @@ def _by_onnxruntime(onnx: Path, feeds: Feeds, threads: int | None) -> tuple[dict
     from ..backends.onnxruntime.session import profiled_run
     from ..graph.names import module_path
 
-    with tempfile.TemporaryDirectory(prefix="detrt-") as folder:
-        file = profiled_run(onnx, feeds, Path(folder), optimise=True, runs=RUNS, threads=threads)
+    with files.scratch() as folder:
+        file = profiled_run(onnx, feeds, folder, optimise=True, runs=RUNS, threads=threads)
         events = json.loads(file.read_text("utf-8"))
     nodes: dict[str, list[tuple[float, str]]] = {}
     for event in events:

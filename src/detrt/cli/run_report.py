@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,8 +104,8 @@ def run_report(models: Sequence[str], config: ReportConfig, load: LoadOptions, p
 @contextlib.contextmanager
 def _folder(keep: Path | None) -> Iterator[Path]:
     if keep is None:
-        with tempfile.TemporaryDirectory(prefix="detrt-report-") as folder:
-            yield Path(folder)
+        with files.scratch() as folder:
+            yield folder
         return
     try:
         keep.mkdir(parents=True, exist_ok=True)

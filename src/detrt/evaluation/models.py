@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -258,8 +257,8 @@ def reference_view(side: Side, candidate: Side, say: Callable[[str], None]) -> t
 
     say("exporting the reference")
     config = config_like(candidate)
-    with tempfile.TemporaryDirectory(prefix="detrt-verify-") as folder:
-        report = export_onnx(side.source, Path(folder) / "reference.onnx", config)
+    with files.scratch() as folder:
+        report = export_onnx(side.source, folder / "reference.onnx", config)
         return view_of(report.path), "an FP32 export of the reference"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import helper
 
-from .. import graph
+from .. import files, graph
 from ..backends.compare import apart, difference, relative_error
 from ..backends.onnxruntime.session import run_graph
 from ..data.postprocess import sigmoid
@@ -71,9 +70,9 @@ def _takes_batches(foreign: ForeignModel, model: Any) -> bool:
 
 
 def _ours(foreign: ForeignModel, model: Any, images: list[NDArray[np.uint8]]) -> Arrays:
-    with tempfile.TemporaryDirectory(prefix="detrt-") as folder:
-        graph.save(model, Path(folder) / "model.onnx")
-        return run_graph(Path(folder) / "model.onnx", preprocess(images, foreign.spec).feeds)
+    with files.scratch() as folder:
+        graph.save(model, folder / "model.onnx")
+        return run_graph(folder / "model.onnx", preprocess(images, foreign.spec).feeds)
 
 
 def _compare(foreign: ForeignModel, model: Any, batch: int) -> list[dict[str, Any]]:

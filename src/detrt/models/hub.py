@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import pickle
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -386,13 +385,13 @@ def _without_adapter(folder: Path, ref: str, row: Family) -> Iterator[tuple[Path
         yield folder, adapters.beside(folder)
         return
     state, note = adapters.merged(folder, _read_state(folder), ref, lambda names: _stored_by_module(folder, row, names))
-    with tempfile.TemporaryDirectory() as made:
+    with files.scratch() as made:
         for path in folder.iterdir():
             if path.name not in (*WEIGHTS, adapters.CONFIG, *adapters.WEIGHTS) and path.suffix not in (".safetensors", ".bin"):
-                (Path(made) / path.name).symlink_to(path.absolute())
+                (made / path.name).symlink_to(path.absolute())
         # Copies: safetensors refuses tensors that share memory.
-        save_file({key: tensor.clone().contiguous() for key, tensor in state.items()}, Path(made) / WEIGHTS[0], {"format": "pt"})
-        yield Path(made), (note, *adapters.beside(folder))
+        save_file({key: tensor.clone().contiguous() for key, tensor in state.items()}, made / WEIGHTS[0], {"format": "pt"})
+        yield made, (note, *adapters.beside(folder))
 
 
 def _stored_by_module(folder: Path, row: Family, names: Iterable[str]) -> dict[str, str]:

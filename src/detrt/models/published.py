@@ -7,7 +7,6 @@ of a processor is taken where there is one, since Pillow's pixels are ours; RF-D
 from __future__ import annotations
 
 import importlib.util
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import files
 from ..data.postprocess import decode
 from ..data.preprocess import preprocess
 from ..data.scenes.scene import draw_scene
@@ -351,8 +351,8 @@ def processor_with_text(source: Source, image_processor: Any) -> Any:
 def _tokenizer(content: bytes, text: TextSpec) -> Any:
     """transformers' wrapper of a checkpoint's tokenizer."""
     transformers = require_transformers()
-    with tempfile.TemporaryDirectory(prefix="detrt-") as folder:
-        path = Path(folder) / "tokenizer.json"
+    with files.scratch() as folder:
+        path = folder / "tokenizer.json"
         path.write_bytes(content)
         tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(text.pad_id)

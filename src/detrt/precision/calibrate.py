@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,8 +130,8 @@ def run_shapes(model: onnx.ModelProto, feeds: Feeds) -> Shapes:
         SessionError: the graph does not run on these feeds.
     """
     runnable = emulate(model) if needs_emulation(model) else model
-    with tempfile.TemporaryDirectory(prefix="detrt-") as folder:
-        rows = json.loads(profiled_run(runnable.SerializeToString(), feeds, Path(folder)).read_text("utf-8"))
+    with files.scratch() as folder:
+        rows = json.loads(profiled_run(runnable.SerializeToString(), feeds, folder).read_text("utf-8"))
     results: Shapes = {}
     for row in rows:
         arguments = row.get("args", {})

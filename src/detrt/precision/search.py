@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -295,8 +294,8 @@ class Search:
     def _open(self, typed: onnx.ModelProto) -> Session:
         if self.trial is None:
             return OnnxSession(runnable(emulate(typed)).SerializeToString(), self.spec)
-        with tempfile.TemporaryDirectory(prefix="detrt-search-") as folder:
-            path = Path(folder) / MODEL
+        with files.scratch() as folder:
+            path = folder / MODEL
             graph.save(graph.with_spec(typed, self.spec), path)
             return self.trial.open(path)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import tempfile
 import warnings
 import zipfile
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 from torch._inductor import config
 
+from ... import files
 from ...errors import ExportError, one_line
 from .capture import CapturedGraph
 from .early import EARLY_PIXELS, early_start, pixels_of
@@ -88,8 +88,8 @@ def compile_artifact(captured: CapturedGraph, path: Path | None, options: dict[s
             program.graph_module, examples, dynamic_shapes=dynamic, options={"config_patches": options}
         )
         if path is not None:
-            with tempfile.TemporaryDirectory(prefix="detrt-artifact-") as folder:
-                saved, tensors = Path(folder) / ARTIFACT, Path(folder) / WEIGHTS
+            with files.scratch() as folder:
+                saved, tensors = folder / ARTIFACT, folder / WEIGHTS
                 artifact.save(path=str(saved), format="binary")
                 torch.save([w.cpu() for w in weights], tensors)
                 with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
@@ -145,5 +145,7 @@ class _quiet:
         self._grad.__exit__(kind, error, trace)
         self._caught.__exit__(kind, error, trace)
         if error is not None and isinstance(error, Exception):
+            if (full := files.room_error(error)) is not None:  # said at the end of the C++ compiler's long message
+                raise full from error
             text = one_line(error, 600)
             raise ExportError(f"PyTorch {torch.__version__} could not compile the model for {self._device}: {text}") from error

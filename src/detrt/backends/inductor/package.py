@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ... import files
 from ...errors import EngineError
 
 ARTIFACT, WEIGHTS, INDEX = "artifact.bin", "weights.pt", "index.json"
@@ -36,13 +36,13 @@ def load_package(path: Path, device: str = "cpu", threads: bool = True) -> Run:
 
     if not is_artifact(path):
         return _aoti(path, torch.device(device), threads)
-    with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory(prefix="detrt-artifact-") as folder:
+    with zipfile.ZipFile(path) as archive, files.scratch() as folder:
         for name in (ARTIFACT, WEIGHTS):
             if name not in archive.namelist():
                 raise EngineError(f"'{path.name}' has no {name}: it is damaged; build it again with detrt build")
             archive.extract(name, folder)
-        weights = torch.load(Path(folder) / WEIGHTS, map_location=device, weights_only=True)
-        artifact = torch._inductor.CompiledArtifact.load(path=str(Path(folder) / ARTIFACT), format="binary")
+        weights = torch.load(folder / WEIGHTS, map_location=device, weights_only=True)
+        artifact = torch._inductor.CompiledArtifact.load(path=str(folder / ARTIFACT), format="binary")
     return bind_weights(artifact, weights)
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from pathlib import Path
 
 import numpy as np
 
-from ... import graph
+from ... import files, graph
 from ...graph.dequantize import remove_quantization
 from ...spec import ModelSpec, Precision
 from ..compare import compare_opened, drawn_batches
@@ -32,13 +31,13 @@ def fused_difference(path: Path, fused: Path, spec: ModelSpec, *, quantized: boo
             found = session.run(drawn_batches(session, (1,))[0])
         if not all(np.isfinite(output).all() for output in found.values()):
             return math.inf
-        with tempfile.TemporaryDirectory(prefix="detrt-") as folder:
+        with files.scratch() as folder:
             exact = []
             for one in (path, fused):
                 model = graph.load(one)
                 remove_quantization(model)
-                graph.save(model, Path(folder) / one.name)
-                exact.append(Path(folder) / one.name)
+                graph.save(model, folder / one.name)
+                exact.append(folder / one.name)
             return fused_difference(exact[0], exact[1], spec)
     limit = Precision.FP32.output_tolerance
     errors = compare_opened(lambda: OnnxSession(path, spec), lambda: OnnxSession(path, spec, fused=fused), drawn_batches, limit)

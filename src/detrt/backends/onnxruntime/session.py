@@ -7,7 +7,6 @@ import contextlib
 import io
 import os
 import re
-import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ... import files
 from ...bundle import MANIFEST, Bundle
 from ...errors import GraphError, MissingPackageError, SessionError, SpecError, one_line
 from ...graph.io import SPEC_KEY
@@ -394,8 +394,8 @@ def optimize_basic(model: bytes) -> bytes:
         SessionError: ONNX Runtime refuses the graph.
     """
     onnxruntime = _package("simplifying a graph")
-    with tempfile.TemporaryDirectory(prefix="detrt-") as folder:
-        target = Path(folder) / "optimized.onnx"
+    with files.scratch() as folder:
+        target = folder / "optimized.onnx"
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC

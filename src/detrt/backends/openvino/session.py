@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ... import files
 from ...bundle import EngineFacts, check_digest, read_sidecar
 from ...errors import EngineError, SessionError, SpecError
 from ...spec import ModelSpec, Precision, TensorInfo
@@ -126,8 +126,8 @@ class OpenVinoSession(BaseSession):
             raise SessionError(f"'{self.path.name}' cannot say what it selects")
         model = graph.load(self._graph)
         names = topk_outputs(model)
-        with tempfile.TemporaryDirectory(prefix="detrt-") as folder:
-            path = Path(folder) / self._graph.name
+        with files.scratch() as folder:
+            path = folder / self._graph.name
             graph.save(with_outputs(model, names), path)
             compiled = core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
         found = compiled(dict(feeds))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ... import files
 from ...spec import PIXEL_VALUES, ModelSpec
 from ..base import BaseSession, Feeds, Session
 from ..engine_check import PROMPT, drawn_batch
@@ -89,10 +89,10 @@ def measure_gain(
         EngineError: the other engine cannot be built, or one of them not be opened. SessionError: one cannot run.
     """
     say = progress or (lambda fraction, text: None)
-    with tempfile.TemporaryDirectory(prefix="detrt-gain-") as folder, contextlib.ExitStack() as closing:
+    with files.scratch() as folder, contextlib.ExitStack() as closing:
         say(0.0, "engine to compare with")
-        plain_path = Path(folder) / "plain.engine"
-        build_engine(plain_graph or _without_quantization(graph_path, Path(folder)), plain_path, config, spec)
+        plain_path = folder / "plain.engine"
+        build_engine(plain_graph or _without_quantization(graph_path, folder), plain_path, config, spec)
         reference = None  # of a model that takes a prompt, for its tokenizer
         if spec.text is not None:
             reference = closing.enter_context(contextlib.closing(open_session(graph_path, emulate_low_precision=True)))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
+from ... import files
 from ...bundle import EngineFacts
 from ...graph.view import GraphView
 from ...spec import PIXEL_VALUES, ModelSpec
@@ -49,8 +49,8 @@ def engine_fetch(
 
     def fetch(names: Sequence[str]) -> dict[str, NDArray]:
         model, output_names = probe(view, names)
-        with tempfile.TemporaryDirectory(prefix="detrt-probe-") as folder:
-            onnx_path, engine_path = Path(folder) / "probe.onnx", Path(folder) / "probe.engine"
+        with files.scratch() as folder:
+            onnx_path, engine_path = folder / "probe.onnx", folder / "probe.engine"
             graph.save(model, onnx_path)
             build(onnx_path, engine_path, config, spec)
             session = open_engine(engine_path)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
+from ... import files
 from ...spec import ModelSpec
 from ..base import Session
 from ..building import Trial
@@ -30,8 +30,8 @@ class EngineTrial(Trial):
         self.where = ", ".join(words)
 
     def open(self, graph: Path) -> Session:
-        with tempfile.TemporaryDirectory(prefix="detrt-trial-") as folder:
-            engine = Path(folder) / "trial.engine"
+        with files.scratch() as folder:
+            engine = folder / "trial.engine"
             build_engine(graph, engine, self.config, self.spec)
             # As in `measure_gain`: all kernels compiled, and no file of them for an engine that is not opened again.
             return open_engine(engine, eager_kernels=True, keep_kernels=False)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import tempfile
 import time
 from collections import Counter
 from dataclasses import asdict
@@ -66,10 +65,9 @@ def build(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     dialect.check_config(trt, config)
     sms = _sms(trt, config)
     trt.load_plugins(config.plugins)
-    # In the folder of this process, which its parent removes however it ends.
-    with tempfile.TemporaryDirectory(prefix="dialect-", dir=Path.cwd()) as folder, trt.capture() as messages:
+    with files.scratch() as folder, trt.capture() as messages:
         plugins = dialect.plugins(trt, config)
-        source = rewrite(onnx, trt.row, config, spec, Path(folder), plugins)
+        source = rewrite(onnx, trt.row, config, spec, folder, plugins)
         builder = trt.create_builder()
         network = trt.create_network(builder)
         _parse(trt, network, source.path, messages)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -244,8 +243,8 @@ def _collect(
     Returns: detections, images that were not read, detections of each label, some of the errors.
     """
     detections, bad, labels, examples = 0, 0, Counter[str](), []
-    with tempfile.TemporaryDirectory(dir=folder.local, prefix=".coco.") as scratch:  # on the same disk, for an atomic move
-        path = Path(scratch) / COCO
+    with files.temporary_folder(folder.local, COCO) as scratch:  # on the same disk, for an atomic move
+        path = scratch / COCO
         with open(path, "w", encoding="utf-8") as file:
             mark = "["
             for shard in shards:
