@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -30,3 +31,10 @@ def test_a_resume_file_has_the_rows_of_each_image(tmp_path, line):
     path.write_text('{"detrt_eval": 1}\n' + line + "\n")
     with pytest.raises(ImageError, match=r"state\.jsonl"):
         read_results(path)
+
+
+def test_a_folder_is_not_called_missing(tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match="is a folder, not a results file; make one with"):
+        read_results(tmp_path)
+    with pytest.raises(ImageError, match="there is no results file"):
+        read_results(tmp_path / "gone.json")

@@ -82,7 +82,8 @@ def read_results(path: Path) -> list[Row]:
         ImageError: missing, damaged, or an entry without the fields of COCO results.
     """
     if not path.is_file():
-        raise ImageError(f"there is no results file '{path}'; make one with: `detect(coco=True)`, or `eval(save=True)`")
+        what = f"'{path}' is a folder, not a results file" if path.is_dir() else f"there is no results file '{path}'"
+        raise ImageError(f"{what}; make one with: `detect(coco=True)`, or `eval(save=True)`")
     with open(path, "rb") as file:
         resumed = file.read(13) == b'{"detrt_eval"'
     if resumed:
