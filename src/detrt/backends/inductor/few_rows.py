@@ -164,7 +164,8 @@ def _source(data: fx.Node) -> tuple[fx.Node, int, bool]:
 
 
 def _ffn(node: fx.Node, constants: Constants) -> tuple[tuple[Any, ...], tuple[int, ...]] | None:
-    """layer_norm(x + second(relu(first(x)))), the sum limited to a magnitude or not."""
+    """layer_norm(x + second(relu(first(x)))), the sum limited to a magnitude or not: (the call of `ffn_rows`, its rows, width and hidden
+    units); None: the node is something else."""
     from .kernels import ffn_rows
 
     if node.target != aten.layer_norm.default or not is_low(node):
@@ -194,6 +195,8 @@ def _ffn(node: fx.Node, constants: Constants) -> tuple[tuple[Any, ...], tuple[in
 
 
 def _single(node: fx.Node, constants: Constants) -> tuple[tuple[Any, ...], tuple[int, ...]] | None:
+    """A layer, with the ReLU and the selection of columns in front of it: (the call of `linear_rows`, its rows, inputs and outputs); None: the
+    node is something else."""
     from .kernels import linear_rows
 
     layer = _layer(node, constants)
