@@ -125,9 +125,10 @@ class _Rounding:
             exact = exact - np.repeat(self.centre, exact.shape[1] // len(self.centre))
         return round_to_precision(exact / self.scale, self.low, positive=self.unsigned) * self.scale, exact
 
-    def add(self, exact: NDArray[np.float32]) -> None:
-        """exact: (positions, inputs)."""
-        result = exact @ self.layer.weight.T
+    def add(self, exact: NDArray[np.float32], result: NDArray[np.float32] | None = None) -> None:
+        """exact: (positions, inputs). result: (positions, channels), exact, if it is known."""
+        if result is None:
+            result = exact @ self.layer.weight.T
         self.result.add(result)
         self.error.add(self.inputs(exact)[0] @ self.weight.T.astype(np.float32) * self.weight_scale - result)
 
@@ -247,14 +248,15 @@ def _together(layer: _Layer, threshold: float, low: Precision, samples: NDArray[
     """Inputs centred if that helps, and weights rounded together for them. samples: (positions, inputs)."""
 
     def measured(rounding: _Rounding) -> _Rounding:
-        for block in blocks():
-            rounding.add(block)
+        for block, result in zip(blocks(), results, strict=True):
+            rounding.add(block, result)
         return rounding
 
-    def blocks() -> Iterator[NDArray[np.float32]]:
-        for start in range(0, len(samples), BLOCK):
-            yield samples[start : start + BLOCK].astype(np.float32)
+    def blocks(size: int = BLOCK) -> Iterator[NDArray[np.float32]]:
+        for start in range(0, len(samples), size):
+            yield samples[start : start + size].astype(np.float32)
 
+    results = [block @ layer.weight.T for block in blocks()]
     best = measured(_nearest(layer, threshold, low))
     if layer.centre is not None and not layer.masked:
         limit = centred_threshold(threshold, layer.centre)
@@ -262,7 +264,8 @@ def _together(layer: _Layer, threshold: float, low: Precision, samples: NDArray[
         if centred.noise < MAX_CENTRED_NOISE * best.noise:
             best = centred
     moments = Moments(layer.weight, has_bias=layer.has_bias and not layer.masked)
-    for block in blocks():
+    # Each block is added to a matrix of (inputs, inputs), which takes as long as many positions.
+    for block in blocks(max(BLOCK, layer.weight.shape[1] // 2)):
         inputs, exact = best.inputs(block)
         moments.add(inputs, inputs - exact)
     weight = round_weights(moments, _axis(layer, low), low)

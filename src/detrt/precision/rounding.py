@@ -68,14 +68,26 @@ def round_weights(moments: Moments, axis: int | None, low: Precision) -> tuple[N
     if not damping > 0:
         return None
     diagonal += damping
-    target = moments.weight.T - np.linalg.solve(covariance, crossed)
     order = np.argsort(-diagonal, kind="stable")
     # Upper triangle; its product with its own transpose is the covariance in this order.
     factor = np.linalg.cholesky(covariance[np.ix_(order[::-1], order[::-1])])[::-1, ::-1]
+    target = moments.weight.T.copy()
+    target[order] -= _solve(factor, crossed[order])
     scale = weight_scales(target.T.astype(np.float32), axis, low)
     result = np.empty(target.shape[::-1], np.float32)
     result[:, order] = _round(target[order], scale.astype(np.float64), factor, low).T
     return result, scale
+
+
+def _solve(factor: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
+    """x with factor @ factor.T @ x = right, (inputs, channels), by substitution. factor: upper triangle."""
+    x = right.copy()
+    blocks = [slice(start, min(start + BLOCK, len(x))) for start in range(0, len(x), BLOCK)]
+    for one in reversed(blocks):
+        x[one] = np.linalg.solve(factor[one, one], x[one] - factor[one, one.stop :] @ x[one.stop :])
+    for one in blocks:
+        x[one] = np.linalg.solve(factor[one, one].T, x[one] - factor[: one.start, one].T @ x[: one.start])
+    return x
 
 
 def _round(
