@@ -147,7 +147,7 @@ def test_a_bundle_says_that_it_is_exported_already(tmp_path, capsys):
     from detrt import open_session
 
     assert main(["export", "random:rt_detr/tiny", "-o", str(tmp_path / "m.onnx"), "--queries", "9", "--no-check"]) == 0
-    with pytest.raises(SpecError, match="`queries`"):
+    with pytest.raises(SpecError, match="`queries=5` says how a checkpoint is read"):
         open_session(tmp_path / "m.onnx", queries=5)
     capsys.readouterr()
     assert main(["export", "random:rt_detr/tiny", "-o", str(tmp_path / "n.onnx"), "--queries", "99"]) == 2

@@ -559,7 +559,7 @@ def test_the_tokenizer_travels_from_every_command(published, tiny, tmp_path, cap
     assert manifest["provenance"]["options"]["tokenizer"] == str(words)
     with Detector.open(ref, tokenizer=words, prompt="red cat.", threshold=0.0) as detector:
         assert set(detector([tmp_path / "red.png"])[0].labels) == {"red cat"}
-    with pytest.raises(SpecError, match="`tokenizer` .* says how a checkpoint is read"):
+    with pytest.raises(SpecError, match="`tokenizer=.*` says how a checkpoint is read"):
         Detector.open(tmp_path / "bundle", tokenizer=words, prompt="red cat.")
     # None: the checkpoint that the bundle was made from, with its tokenizer.
     report = verify(None, tmp_path / "bundle", [tmp_path / "red.png"], prompt="red cat. star.")
