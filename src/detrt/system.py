@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .errors import SessionError, install_hint
+from .errors import DetrtError, SessionError, install_hint
 
 # package -> (import name, extra, what it is for)
 PACKAGES: dict[str, tuple[str, str, str]] = {
@@ -174,12 +174,24 @@ def compute_capabilities_here() -> tuple[int, ...]:
     return tuple(int(digits) for digits in found if digits.isdecimal())
 
 
-def _cuda_driver() -> bool:
+def has_driver() -> bool:
+    """Whether a driver of an NVIDIA GPU can be loaded."""
     try:
-        ctypes.CDLL("libcuda.so.1")
+        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
         return False
     return True
+
+
+def check_driver(what: str, error: type[DetrtError], instead: str) -> None:
+    """Raise `error` where no driver of an NVIDIA GPU is here, before a package is asked for that would not help.
+
+    what: needs the GPU. instead: what to do without one.
+    """
+    if not has_driver():
+        raise error(
+            f"{what} needs an NVIDIA GPU, and there is no CUDA device: this machine has none, or no driver for it; {instead}"
+        )
 
 
 def _abilities(
@@ -194,7 +206,7 @@ def _abilities(
         lacking = [", ".join(p.name for p in missing) + (f" {extras}" if extras else "")] if missing else []
         if ability.on_gpu:
             lacking += [f"{name} for CUDA" for name in ability.packages if (have[name].version or "").endswith("+cpu")]
-            if not (gpus and _cuda_driver()):
+            if not (gpus and has_driver()):
                 lacking.append("an NVIDIA GPU and its driver")
             elif ability.compute_capabilities and not caps & set(ability.compute_capabilities):
                 lacking.append(f"a GPU of compute capability {', '.join(map(str, ability.compute_capabilities))}")

@@ -162,10 +162,10 @@ def test_an_engine_that_cannot_run_here_gives_way_and_says_so(cli, place):
     if importlib.util.find_spec("cuda") is not None:
         pytest.skip("the engine may run here")
     result = cli("detect", "full", "in", "--json", "-")
-    assert len(result.lines) == 2 and "nothing else of the bundle can run here" in result.err and "cuda-python" in result.err
+    assert len(result.lines) == 2 and "nothing else of the bundle can run here" in result.err and "no CUDA device" in result.err
     engine = "full/model.tensorrt-rtx-sm89.engine"
-    cli.refused("detect", engine, "in", names="cuda-python", advice="pip install")
-    cli.refused("detect", "full", "in", "--backend", "tensorrt", names="'full'", advice="pip install")
+    cli.refused("detect", engine, "in", names="no CUDA device", advice="--backend onnxruntime")
+    cli.refused("detect", "full", "in", "--backend", "tensorrt", names="'full'", advice="--backend onnxruntime")
     assert len(cli("detect", "full", "in", "--backend", "onnxruntime", "--json", "-", "-q").lines) == 2
 
 

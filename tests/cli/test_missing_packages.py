@@ -21,6 +21,7 @@ from text_models import write_text_bundle
 
 from detrt.cli import app
 from detrt.errors import EXTRAS, MissingPackageError, install_hint, missing_package
+from detrt.system import has_driver
 
 ROOT = Path(__file__).resolve().parents[2]
 TRUTH = {
@@ -53,7 +54,7 @@ COMMANDS: dict[str, set[str]] = {
     "detect prompted in --prompt red": {"text"},
     "detect bundle in --cluster ray --output rows": {"ray"},
     "detect bundle in --image-decoder gpu": set(),
-    "detect bundle in --backend onnxruntime-rtx": {"onnxruntime-rtx"},
+    "detect bundle in --backend onnxruntime-rtx": {"onnxruntime-rtx"} if has_driver() else set(),
     "verify bundle --images in": {"export"},
     "verify bundle --against model.onnx --images in": {"export"},
     "eval bundle --images in --ground-truth truth.json": {"eval"},

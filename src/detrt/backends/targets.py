@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from ..bundle import Bundle, EngineFacts
@@ -41,10 +42,15 @@ def backend_names() -> tuple[str, ...]:
 
 def check_backend(backend: object, error: type[DetrtError]) -> None:
     """Raise `error` where it is none of `backend_names`; for what is built, with the backend that runs it."""
-    runs = next((target.name for target in TARGETS if backend in [build.name for build in target.builds]), backend)
-    if runs != backend and backend not in backend_names():
-        raise error(f"`backend={backend}` is a target; what is built for it runs with `backend={runs}`")
+    check_no_target(backend, "backend", backend_names(), error)
     check_one_of("`backend`", backend, backend_names(), error)
+
+
+def check_no_target(backend: object, name: str, allowed: Collection[str], error: type[DetrtError]) -> None:
+    """Raise `error` where a target stands for a backend, with the backend that runs it. name: of the argument."""
+    runs = next((target.name for target in TARGETS if backend in [build.name for build in target.builds]), backend)
+    if runs != backend and backend not in allowed:
+        raise error(f"`{name}={backend}` is a target; what is built for it runs with `{name}={runs}`")
 
 
 # Metadata of the option `backend`.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ..backends.targets import GRAPH, TARGETS
+from ..backends.targets import GRAPH, TARGETS, check_no_target
 from ..data.datasets import is_dataset
 from ..errors import DetrtError, check_range
 from ..models.load_options import LoadOptions
@@ -80,7 +80,7 @@ class BenchConfig:
 
     def __post_init__(self) -> None:
         if not self.batches or not all(1 <= batch <= 256 for batch in self.batches):
-            raise DetrtError(f"`batch` must be numbers from 1 to 256, such as 1,4,16; got {self.batches}")
+            raise DetrtError(f"`batches` must be numbers from 1 to 256, such as 1,4,16; got {self.batches}")
         for name, value, low in (("repeats", self.repeats, 1), ("warmup", self.warmup, 0)):
             check_range(f"`{name}`", value, low, 10_000, DetrtError)
         if self.threads is not None and self.threads < 1:
@@ -88,6 +88,8 @@ class BenchConfig:
         if self.size is not None and not all(1 <= side <= LARGEST_SIDE for side in self.size):
             height, width = self.size
             raise DetrtError(f"size must be from 1 to {LARGEST_SIDE} pixels per side; got {height}x{width}")
+        for backend in self.backends:
+            check_no_target(backend, "backends", BACKENDS, DetrtError)
         for name, given, allowed in (("scopes", self.scopes, SCOPES), ("backends", self.backends, BACKENDS)):
             if unknown := sorted(set(given) - set(allowed)):
                 names = ", ".join(allowed).replace("_", "-")

@@ -15,6 +15,7 @@ pytest.importorskip("onnx", reason="onnx is not installed: the models are made w
 from cli_support import cli  # noqa: F401 - a fixture
 from onnx_models import make_model, make_spec
 
+from detrt import system
 from detrt.backends.onnxruntime import rtx
 from detrt.backends.onnxruntime import session as onnx_session
 from detrt.backends.open import open_session
@@ -38,6 +39,18 @@ def package(monkeypatch, tmp_path):
     module = SimpleNamespace(get_ep_name=lambda: "Provider", get_library_path=lambda: str(tmp_path / "libprovider.so"))
     monkeypatch.setitem(sys.modules, MODULE, module)
     rtx._register.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def driver(monkeypatch):
+    monkeypatch.setattr(system, "has_driver", lambda: True)
+
+
+def test_without_a_driver_no_package_is_asked_for(path, monkeypatch):
+    monkeypatch.setitem(sys.modules, MODULE, None)
+    monkeypatch.setattr(system, "has_driver", lambda: False)
+    with pytest.raises(SessionError, match=r"there is no CUDA device.*use `backend=onnxruntime`$"):
+        open_session(path, backend="onnxruntime-rtx")
 
 
 def test_without_the_package(path, monkeypatch, cli):

@@ -143,9 +143,10 @@ def test_bad_provider(provider, words):
     assert all(word in str(caught.value) for word in words)
 
 
-def test_provider_that_is_not_there():
+def test_provider_that_is_not_there(monkeypatch):
     import onnxruntime
 
+    monkeypatch.setattr("detrt.backends.onnxruntime.session.has_driver", lambda: True)
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         pytest.skip("this ONNX Runtime has the CUDA provider")
     with pytest.raises(SessionError, match=r"'cuda'.*available: .*cpu.*onnxruntime-gpu"):
@@ -305,6 +306,7 @@ def test_where_a_gpu_is_named_the_engine_for_it_says_the_next_step(bundle, monke
 
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         pytest.skip("this ONNX Runtime has a GPU")
+    monkeypatch.setattr("detrt.backends.onnxruntime.session.has_driver", lambda: True)
     folder = bundle("onnx")
     with pytest.raises(SessionError, match="cannot run on cuda:0: .* Install onnxruntime-gpu"):
         open_session(folder, device="cuda:0")
@@ -314,7 +316,7 @@ def test_where_a_gpu_is_named_the_engine_for_it_says_the_next_step(bundle, monke
     assert str(caught.value).endswith("cannot run on cuda:0: model.engine: no GPU in this test")
 
 
-def test_one_device_means_the_same_for_every_kind(bundle):
+def test_one_device_means_the_same_for_every_kind(bundle, monkeypatch):
     """A GPU is never replaced by the CPU, and the CPU is what runs where it is named."""
     import onnxruntime
 
@@ -322,8 +324,13 @@ def test_one_device_means_the_same_for_every_kind(bundle):
     for ref in (folder, folder / "model.onnx"):
         assert open_session(ref, device="cpu").info.name == "onnxruntime-cpu"
         if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-            with pytest.raises(SessionError, match="provider 'cuda' is not in this build"):
-                open_session(ref, device="cuda:0")
+            for driver, words in (
+                (True, "provider 'cuda' is not in this build.*Install onnxruntime-gpu"),
+                (False, "not in this build.*no NVIDIA GPU.*: use `device=cpu`"),
+            ):
+                monkeypatch.setattr("detrt.backends.onnxruntime.session.has_driver", lambda driver=driver: driver)
+                with pytest.raises(SessionError, match=words):
+                    open_session(ref, device="cuda:0")
 
 
 def test_bundle_falls_back_with_a_reason(bundle, monkeypatch):

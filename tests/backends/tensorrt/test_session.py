@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import shutil
+import sys
 import tempfile
 import threading
 from dataclasses import replace
@@ -567,16 +568,26 @@ def test_the_real_library_without_a_gpu(tmp_path):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cuda") is not None, reason="cuda-python is installed")
-def test_without_cuda_python(tmp_path):
+def test_without_cuda_python(tmp_path, monkeypatch):
     pytest.importorskip("tensorrt_rtx_bindings", reason="needs detrt[rtx]")
     from detrt.backends.tensorrt.bindings import load_trt
 
+    monkeypatch.setattr("detrt.system.has_driver", lambda: True)
     path = write(tmp_path, runtime_version=load_trt("tensorrt-rtx").version)
     with pytest.raises(MissingPackageError, match=r"\.\[gpu\]"):
         TensorRTSession(path)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="tensorrt is installed")
-def test_without_tensorrt(tmp_path):
+def test_without_tensorrt(tmp_path, monkeypatch):
+    monkeypatch.setattr("detrt.system.has_driver", lambda: True)
     with pytest.raises(MissingPackageError, match=r"\.\[trt\]"):
         TensorRTSession(write(tmp_path, target="tensorrt"))
+
+
+@pytest.mark.parametrize("target", ["tensorrt", "tensorrt-rtx"])
+def test_without_a_driver_no_package_is_asked_for(tmp_path, monkeypatch, target):
+    monkeypatch.setattr("detrt.system.has_driver", lambda: False)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", None)
+    with pytest.raises(EngineError, match="there is no CUDA device.*no driver for it; run the ONNX file: `backend=onnxruntime`$"):
+        TensorRTSession(write(tmp_path, target=target))

@@ -44,7 +44,6 @@ def check_ready(config: InductorConfig, spec: ModelSpec | None = None) -> None:
     """
     if find_spec("torch") is None:
         raise MissingPackageError("torch", "export", "`targets=inductor`")
-    compiler()
     if config.device == "cuda":
         import torch
 
@@ -53,6 +52,7 @@ def check_ready(config: InductorConfig, spec: ModelSpec | None = None) -> None:
                 f"`targets=inductor` `device=cuda` compiles for a GPU of this machine, and PyTorch {torch.__version__} finds none; "
                 "build on the machine that runs the model, or with `device=cpu`"
             )
+    compiler()
     if spec is None:
         return
     if spec.text is None:

@@ -16,7 +16,7 @@ from ...data.raw_image import LoadedImage
 from ...errors import EngineError, MissingPackageError, SessionError, one_line
 from ...models import trust
 from ...spec import PIXEL_VALUES, ModelSpec, TensorInfo
-from ...system import cpu_flags
+from ...system import check_driver, cpu_flags
 from ..base import BaseSession, Choices, Feeds, ImageRunner, Outputs, PendingOutputs, SessionInfo, check_feeds
 from .config import NATIVE
 
@@ -56,6 +56,8 @@ class InductorSession(BaseSession):
         if spec is None or facts is None:
             spec, facts, beside = open_sidecar(path)
             compare = compare or beside
+        if facts.target == "inductor-cuda":
+            check_driver(f"'{path.name}'", EngineError, "build another with: `build(device=cpu)`")
         try:
             import torch
         except ImportError:

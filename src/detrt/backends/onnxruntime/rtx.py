@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 from ...errors import MissingPackageError, SessionError
+from ...system import check_driver
 
 PACKAGE = "onnxruntime-ep-nv-tensorrt-rtx"
 BACKEND = EXTRA = "onnxruntime-rtx"
@@ -17,10 +18,11 @@ def rtx_device(onnxruntime: Any, number: int) -> Any:
 
     Raises:
         MissingPackageError: the provider's package is not installed.
-        SessionError: an ONNX Runtime without plug-in providers, a provider that cannot be loaded, or no such GPU.
+        SessionError: no driver of a GPU, an ONNX Runtime without plug-in providers, a provider that cannot be loaded, or no such GPU.
     """
     if not hasattr(onnxruntime, "register_execution_provider_library"):
         raise SessionError(f"`backend={BACKEND}` needs onnxruntime 1.24 or newer; got {onnxruntime.__version__}: upgrade it")
+    check_driver(f"`backend={BACKEND}`", SessionError, "use `backend=onnxruntime`")
     try:
         import onnxruntime_ep_nv_tensorrt_rtx as package
     except ImportError:

@@ -22,7 +22,7 @@ from ...errors import GraphError, MissingPackageError, SessionError, SpecError, 
 from ...graph.io import SPEC_KEY
 from ...graph.operators import named_in
 from ...spec import ModelSpec, TensorInfo, read_spec_file, spec_beside
-from ...system import CPU, SATURATES, saturates_int8, usable_cores
+from ...system import CPU, SATURATES, has_driver, saturates_int8, usable_cores
 from ..base import BaseSession, Choices, Feeds, Outputs, SessionInfo, check_feeds, check_spec
 from .binding import Binding, Graphs
 from .rtx import BACKEND as RTX
@@ -479,7 +479,8 @@ def _providers(provider: str, available: list[str]) -> tuple[list[Any], str]:
         here = [name for name, full in _PROVIDERS.items() if full in available]
         raise SessionError(
             f"provider '{kind}' is not in this build of ONNX Runtime; available: {', '.join(here)}. "
-            "Install onnxruntime-gpu, or use `device=cpu`"
+            + ("Install onnxruntime-gpu, or use" if has_driver() else "This machine has no NVIDIA GPU, or no driver for it: use")
+            + " `device=cpu`"
         )
     if kind == "cpu":
         return [_PROVIDERS["cpu"]], "onnxruntime-cpu"

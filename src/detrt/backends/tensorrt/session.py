@@ -25,6 +25,7 @@ from ...bundle import EngineFacts, open_sidecar
 from ...errors import EngineError, OutputError, SessionError, check_one_of
 from ...models import trust
 from ...spec import ModelSpec, TensorInfo
+from ...system import check_driver
 from ..base import BaseSession, Choices, Feeds, Outputs, SessionInfo, check_feeds, check_spec
 from ..gpu.staging import COPY_THREADS
 from . import diagnose as explain
@@ -119,6 +120,8 @@ class TensorRTSession(BaseSession):
         target = check_target(self.path, self.facts)
         if runtime_cache is not None and target != "tensorrt-rtx":
             raise EngineError("runtime_cache is for tensorrt-rtx engines; leave it out for this one")
+        if trt is None and cuda is None:
+            check_driver(f"the engine '{self.path}'", EngineError, "run the ONNX file: `backend=onnxruntime`")
         self._trt = trt or load_trt(target)
         check_version(self.path, self.facts, self._trt)
         self._cuda: Any = cuda or Cuda()
