@@ -375,6 +375,24 @@ def test_export_writes_the_form_that_tensorrt_fuses(cli, tmp_path, options, exac
         np.testing.assert_allclose(outputs["fused"][output], want, rtol=exact, atol=exact)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "equal to PyTorch: "),
+        (("--for-tensorrt",), "equal to PyTorch (before the form for TensorRT): "),
+        (
+            ("--precision", "bf16", "--for-tensorrt"),
+            "equal to PyTorch (before conversion and the form for TensorRT): ",
+        ),
+        (("--msda", "plugin"), "equal to PyTorch (before the plugin): "),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_export_says_which_graph_was_compared(cli, tmp_path, options, words):
+    pytest.importorskip("transformers", reason="needs the 'export' extra")
+    assert words in cli("export", "random:rt_detr_v2/tiny", "-o", tmp_path / "g.onnx", "--size", 64, *options).out
+
+
 def test_export_into_a_folder_as_json(cli, tmp_path):
     pytest.importorskip("transformers", reason="needs the 'export' extra")
     data = cli("export", "random:yolos/tiny", "-o", tmp_path / "d", "--no-check", "--json", "-").json

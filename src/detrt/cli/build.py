@@ -228,7 +228,8 @@ def export(
     if json_file:
         show.write_json(_export_facts(done, typed), json_file)
     if json_file != "-":
-        _show_export(done, typed)
+        after = ["conversion"] * (typed is not None) + ["the form for TensorRT"] * for_tensorrt + ["the plugin"] * config.plugin
+        _show_export(done, typed, " and ".join(after))
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,11 +301,13 @@ def _export_facts(done: _Exported, typed: Any) -> dict[str, Any]:
     }
 
 
-def _show_export(done: _Exported, typed: Any) -> None:
+def _show_export(done: _Exported, typed: Any, after: str) -> None:
+    """after: what was done to the graph after it was compared; "" for nothing."""
     from ..data.preprocess import preprocessing_words
 
     report = done.report
-    verdict = f"equal to {done.equal_to}: {report.worst:.1e} relative" if report.errors else "not checked"
+    before = f" (before {after})" if after else ""
+    verdict = f"equal to {done.equal_to}{before}: {report.worst:.1e} relative" if report.errors else "not checked"
     summary = report.summary
     print(f"{report.path}: {done.title}, {summary.nodes} nodes, opset {summary.opset}, {report.seconds:.1f} s; {verdict}")
     print(f"  preprocessing: {preprocessing_words(report.spec.input)}")
