@@ -141,7 +141,8 @@ def search_modules(
 def scope_outputs(view: GraphView) -> dict[str, list[str]]:
     """Module path -> float tensors that are computed in its scope and read outside.
 
-    The scope is that of the tensor name, because folding keeps the name of the output of the last module.
+    The scope is that of the tensor name, because folding keeps the name of the output of the last module. An output of the graph is
+    of its innermost scope alone: of a module around it, it may be the last of a stack, and another output have its shape.
     """
     from ..graph.view import FLOATS
 
@@ -155,7 +156,8 @@ def scope_outputs(view: GraphView) -> dict[str, list[str]]:
         parts = path.split(".")
         for length in range(len(parts), 0, -1):
             outer = ".".join(parts[:length])
-            if name in outputs or any(not (user == outer or user.startswith(outer + ".")) for user in users):
+            innermost = length == len(parts)
+            if (name in outputs and innermost) or any(not (user == outer or user.startswith(outer + ".")) for user in users):
                 result.setdefault(outer, []).append(name)
     return result
 
