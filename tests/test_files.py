@@ -221,12 +221,36 @@ def test_a_folder_that_another_program_removed(temporaries):
 def test_temporary_files_of_a_killed_process_go_with_the_next(temporaries):
     with files.scratch() as used:
         (used / "part").write_text("x")
-        killed = used.with_name(".detrt.0123abcd.tmp")
+        killed = used.with_name(f".{files.SCRATCH}.0123abcd.tmp")
         killed.mkdir()
         (killed / "part").write_text("x")
         assert stat.S_IMODE(used.stat().st_mode) == 0o700
         with files.scratch() as other:
             assert sorted(temporaries.iterdir()) == sorted([used, other])
+    assert os.listdir(temporaries) == []
+
+
+def test_temporary_files_of_another_host_stay(temporaries, monkeypatch):
+    """Where file systems lock for each host alone, they look as if they were left."""
+    monkeypatch.setattr(files, "SCRATCH", "detrt-other")
+    with files.scratch() as other:
+        monkeypatch.undo()
+        monkeypatch.setattr(files.tempfile, "tempdir", str(temporaries))
+        fcntl = pytest.importorskip("fcntl")
+        monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+        with files.scratch() as own:
+            assert own != other and own.is_dir() and other.is_dir()
+
+
+def test_a_folder_that_cannot_be_listed_takes_temporary_files(temporaries, monkeypatch):
+    """Such as a /tmp of mode 1733."""
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(files.Path, "iterdir", refuse)
+    with files.scratch() as folder:
+        (folder / "part").write_text("1")
     assert os.listdir(temporaries) == []
 
 

@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 import os
+import platform
 import re
 import shutil
 import tempfile
@@ -25,7 +26,9 @@ from .errors import DetrtError, GateError, MissingPackageError, OutputError, Spe
 TEMPORARY = ".tmp"  # ends the names of what is not finished
 _TEMPORARY_NAME = re.compile(r"\.(.+)\.(?:\d+|[0-9a-f]{8})" + re.escape(TEMPORARY))  # of files a number
 _LONGEST_NAME = 200  # bytes, in the name of what is not finished: file systems take 255
-SCRATCH = "detrt"  # in the names of folders among the temporary files of the system
+# In the names of folders among the temporary files of the system. Hosts can share these, and some file systems lock for each host alone, so
+# that the locks of another host say nothing.
+SCRATCH = "detrt-" + re.sub(r"[^\w.-]", "_", platform.node())
 _TMPDIR = "set TMPDIR to a folder with more room that you may write, such as: TMPDIR=$HOME/tmp detrt ..."
 _FULL, _NEARLY_FULL = 1 << 20, 64 << 20  # bytes that are free; some writes ask for all of their room at once
 _NO_ROOM, _NOT_ALLOWED = (errno.ENOSPC, errno.EDQUOT), (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -631,7 +634,11 @@ def _mib(size: int) -> str:
 
 def remove_dead(parent: Path, name: str = "") -> None:
     """Remove the temporary folders in `parent` whose process has ended without removing them. name: only those of this name."""
-    for path in parent.iterdir() if parent.is_dir() else ():
+    try:
+        paths = list(parent.iterdir()) if parent.is_dir() else []
+    except PermissionError:  # a folder for all users may let each write, and none list what is there
+        return
+    for path in paths:
         found = _TEMPORARY_NAME.fullmatch(path.name)
         if found is None or (name and short_name(name, _LONGEST_NAME) != found[1]) or path.is_symlink() or not path.is_dir():
             continue
