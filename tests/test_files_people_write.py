@@ -283,6 +283,14 @@ def test_categories_stand_where_it_is_said(ids: tuple[int, ...], tmp_path: Path)
         read_labels(path, 3, 1)
 
 
+def test_an_id_without_a_name_keeps_its_column_where_the_first_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "names.json"
+    for data in (["", "cat", "dog"], {"0": "", "1": "cat", "2": "dog"}, {"names": {"0": "", "1": "cat", "2": "dog"}}):
+        path.write_text(json.dumps(data), "utf-8")
+        assert (read_labels(path, 3, 0), count_labels(path, 0)) == ({1: "cat", 2: "dog"}, 3)
+        assert (read_labels(path, 4, 1), count_labels(path, 1)) == ({2: "cat", 3: "dog"}, 4)
+
+
 # Names that are 43 million words, in 160 bytes.
 BOMB = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9)) + "names: *a8\n"
 

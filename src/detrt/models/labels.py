@@ -106,10 +106,10 @@ def read_labels(path: Path | str, classes: int, first: int | None = None) -> dic
     Raises:
         SpecError: unreadable, empty, or not as many names as the head has classes.
     """
-    names, lines, has_ids = _named(path)
+    names, lines, lowest = _named(path)
     if first is not None:
-        moved = {first + number - (min(names) if has_ids and names else 0): name for number, name in names.items()}
-        if has_ids and max(moved, default=0) >= classes:
+        moved = {first + number - (lowest or 0): name for number, name in names.items()}
+        if lowest is not None and max(moved, default=0) >= classes:
             moved = dict(enumerate((names[number] for number in sorted(names)), first))
         count = len(names) if lines is None else lines
         if not names or first < 0 or first + count > classes:
@@ -122,25 +122,27 @@ def read_labels(path: Path | str, classes: int, first: int | None = None) -> dic
         raise SpecError(f"labels file '{path}' has {lines} {_ONE_MORE.format(classes)}")
     if not names or max(names) >= classes or min(names) < 0 or (lines is not None and lines != classes):
         by_order = "where columns begin with the first of these ids, say which: `labels_start=0`, or 1; else "
+        by_order = by_order if lowest is not None and len(names) <= classes else ""
         raise SpecError(
             f"labels file '{path}' has {len(names)} names (ids up to {max(names, default=-1)}), but the head has {classes} classes (ids "
-            f"0..{classes - 1}); {by_order if has_ids and len(names) <= classes else ''}give the labels that this checkpoint was trained with"
+            f"0..{classes - 1}); {by_order}give the labels that this checkpoint was trained with"
         )
     return names
 
 
 def count_labels(path: Path | str, first: int | None = None) -> int:
     """How many classes a file of names is for: its lines, or the ids up to the largest; from column `first` on. Raises SpecError."""
-    names, lines, has_ids = _named(path)
-    if not has_ids and lines is not None:
+    names, lines, lowest = _named(path)
+    if lowest is None and lines is not None:
         return (first or 0) + lines
-    return max(names, default=-1) + 1 if first is None else first + max(names, default=-1) - min(names, default=0) + 1
+    return max(names, default=-1) + 1 if first is None else first + max(names, default=-1) - (lowest or 0) + 1
 
 
-def _named(path: Path | str) -> tuple[dict[int, str], int | None, bool]:
-    """Class id -> name of a labels file; its number of names, None for a JSON object, whose ids are columns; and whether it says ids.
+def _named(path: Path | str) -> tuple[dict[int, str], int | None, int | None]:
+    """Class id -> name of a labels file; its number of names, None for a JSON object, whose ids are columns; and its lowest id, None
+    where it says no ids.
 
-    A blank line keeps its id free. Ids of COCO's categories are those of the data set, which a training may number in another way.
+    A blank line or name keeps its id free. Ids of COCO's categories are those of the data set, which a training may number in another way.
     """
     path = Path(path)
     if path.suffix.lower() in (".yaml", ".yml"):
@@ -149,7 +151,7 @@ def _named(path: Path | str) -> tuple[dict[int, str], int | None, bool]:
         data = files.read_json(path, "labels file", unique=True)
     else:
         lines = files.read_names(path, "labels file", advice=_AS_JSON)
-        return {number: line for number, line in enumerate(lines) if line}, len(lines), False
+        return {number: line for number, line in enumerate(lines) if line}, len(lines), None
     if isinstance(data, dict):  # a file of a data set or a model, which has more than its class names
         data = next(stored_names(data), data)
     try:
@@ -159,10 +161,13 @@ def _named(path: Path | str) -> tuple[dict[int, str], int | None, bool]:
             f"labels file '{path}' must hold names as a list or as an object of id to name, alone or as \"names\" (YOLO data.yaml), "
             f'"id2label" (config.json), "categories" (COCO) or one of {", ".join(NAME_KEYS)}; got {one_line(str(error), 100)}'
         ) from None
-    has_ids = isinstance(found, Mapping)
     named = dict(found) if isinstance(found, Mapping) else dict(enumerate(found))
     count = len(named) if isinstance(data, list) else None
-    return {key: name for key, name in named.items() if name}, count, has_ids
+    return (
+        {key: name for key, name in named.items() if name},
+        count,
+        min(found, default=None) if isinstance(found, Mapping) else None,
+    )
 
 
 # Keys under which files have their class names, the first counts most; and those of which the names are keys, and ids the values.
