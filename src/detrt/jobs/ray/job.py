@@ -243,7 +243,8 @@ def _collect(
     Returns: detections, images that were not read, detections of each label, some of the errors.
     """
     detections, bad, labels, examples = 0, 0, Counter[str](), []
-    with files.temporary_folder(folder.local, COCO) as scratch:  # on the same disk, for an atomic move
+    # In a local folder on the same disk, for an atomic move.
+    with files.scratch() if folder.local is None else files.temporary_folder(folder.local, COCO) as scratch:
         path = scratch / COCO
         with open(path, "w", encoding="utf-8") as file:
             mark = "["
