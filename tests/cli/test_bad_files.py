@@ -196,7 +196,7 @@ def test_damaged_engines(cli, place, damage, names, advice):
     cli.refused("info", engine, names=names, advice=advice)
     detect = ("detect", engine, "in", "--json", "o.jsonl")
     if advice == "build it again":  # the content, which is not read where the engine cannot run
-        names, advice = "TensorRT", "pip install|GPU|build it again"
+        names, advice = "engine", "pip install|GPU|build it again|--backend onnxruntime"
     cli.refused(*detect, names=names, advice=advice)
     assert snapshot(place) == before
 
