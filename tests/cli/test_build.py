@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
+onnx = pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
 from cli_support import cli, place, snapshot, write_images, write_onnx  # noqa: F401 - fixtures
 from engine_graphs import rtx
 from precision_graphs import SPEC as PIXELS
@@ -31,6 +31,7 @@ from detrt.bundle import EngineFacts, read_sidecar, write_sidecar
 from detrt.data.matching import gate_for
 from detrt.errors import DetrtError, EngineError
 from detrt.graph.lower_msda import sampled_sums
+from detrt.graph.msda_plugin import emit
 from detrt.precision import PrecisionConfig
 from detrt.precision.apply import apply_precision
 from detrt.precision.config import PRECISIONS
@@ -379,18 +380,56 @@ def test_export_writes_the_form_that_tensorrt_fuses(cli, tmp_path, options, exac
     ("options", "words"),
     [
         ((), "equal to PyTorch: "),
-        (("--for-tensorrt",), "equal to PyTorch (before the form for TensorRT): "),
-        (
-            ("--precision", "bf16", "--for-tensorrt"),
-            "equal to PyTorch (before conversion and the form for TensorRT): ",
-        ),
-        (("--msda", "plugin"), "equal to PyTorch (before the plugin): "),
+        (("--for-tensorrt",), "equal to PyTorch: "),
+        (("--precision", "bf16", "--for-tensorrt"), "equal to PyTorch (before conversion): "),
+        (("--msda", "plugin"), "equal to PyTorch: "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_export_says_which_graph_was_compared(cli, tmp_path, options, words):
     pytest.importorskip("transformers", reason="needs the 'export' extra")
     assert words in cli("export", "random:rt_detr_v2/tiny", "-o", tmp_path / "g.onnx", "--size", 64, *options).out
+
+
+@pytest.mark.parametrize("precision", [(), ("--precision", "bf16")], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("family", ["yolos", "owlvit"])
+def test_export_compares_the_form_that_it_writes(cli, tmp_path, monkeypatch, family, precision):
+    """A last rewrite that changes what the model computes ends with exit code 3, and not with "equal to PyTorch"."""
+    pytest.importorskip("transformers", reason="needs the 'export' extra")
+
+    def wrong(model):
+        if any(value.name == PIXEL_VALUES for value in model.graph.input):
+            last = next(node for node in model.graph.node if "logits" in node.output)
+            last.output[0] = "before"
+            model.graph.node.append(onnx.helper.make_node("Neg", ["before"], ["logits"]))
+
+    monkeypatch.setattr("detrt.graph.dialect.for_typed_parser", wrong)
+    result = cli("export", f"random:{family}/tiny", "-o", tmp_path / "g.onnx", *precision, "--for-tensorrt", code=3)
+    assert "differs from" in result.err and "logits" in result.err and not os.listdir(tmp_path)
+
+
+def test_export_compares_the_plugin_nodes_that_it_writes(cli, tmp_path, monkeypatch):
+    pytest.importorskip("transformers", reason="needs the 'export' extra")
+
+    def wrong(model, how):
+        emit(model, how)
+        for node in model.graph.node:
+            for attribute in node.attribute:
+                if attribute.name == "points_per_level":
+                    attribute.ints[:] = attribute.ints[::-1]
+
+    monkeypatch.setattr("detrt.export.trace.emit", wrong)
+    options = ["--msda", "plugin", "--size", 64]
+    result = cli("export", "random:d_fine/tiny", "-o", tmp_path / "g.onnx", *options, code=3)
+    assert "differs from PyTorch" in result.err and not os.listdir(tmp_path)
+
+
+def test_what_export_says_of_the_graph_is_of_the_file(cli, tmp_path):
+    pytest.importorskip("transformers", reason="needs the 'export' extra")
+    options = ["--precision", "bf16", "--for-tensorrt", "--json", "-"]
+    found = cli("export", "random:owlvit/tiny", "-o", tmp_path / "g.onnx", *options).json["graph"]
+    written = graph.summarise(graph.load(tmp_path / "g.onnx"))
+    assert (found["nodes"], found["opset"]) == (written.nodes, 20) and written.opset == 20
 
 
 def test_export_into_a_folder_as_json(cli, tmp_path):

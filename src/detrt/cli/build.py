@@ -20,13 +20,13 @@ from ..errors import DetrtError, OutputError, SourceError, printable
 from ..models.contract import ExportConfig
 from ..models.load_options import LoadOptions
 from ..precision.config import PrecisionConfig
-from ..spec import Triple, comma_separated, parse_triple
+from ..spec import Precision, Triple, comma_separated, parse_triple
 from .options import FILE, TEXT, Given, GivenBackends, SizeOptions, command
 from .spellings import spelled
 
 if TYPE_CHECKING:
     from ..bundle import Bundle
-    from ..export.trace import ExportReport
+    from ..export.trace import ExportReport, Form
     from ..pipeline import BuildReport
 
 *_OTHERS, ONNX = builds()  # the graph alone is the last
@@ -206,6 +206,7 @@ def export(
     files.check_place(path)
     if path.is_file() and os.path.realpath(path) == os.path.realpath(model):
         raise OutputError(f"--output '{path}' is the file that is exported; give another output path")
+    form, low = for_typed_parser if for_tensorrt else None, precision.target != Precision.FP32
     with show.progress() as step:
         step("load", None, model)
         write = partial(
@@ -215,21 +216,23 @@ def export(
             precision=precision,
             load=load,
             say=lambda text: step("export", None, text),
+            form=form,
+            converted=low,
         )
         done, typed = export_converted(
             write,
             path,
             precision,
             lambda fraction, text: step("precision", fraction, text),
-            finish=for_typed_parser if for_tensorrt else None,
+            form=form,
+            check=config.check,
         )
     warnings.extend(typed.warnings if typed else ())
     _warn(done.notes, warnings)
     if json_file:
         show.write_json(_export_facts(done, typed), json_file)
     if json_file != "-":
-        after = ["conversion"] * (typed is not None) + ["the form for TensorRT"] * for_tensorrt + ["the plugin"] * config.plugin
-        _show_export(done, typed, " and ".join(after))
+        _show_export(done, typed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +250,14 @@ Say = Callable[[str], None]
 
 
 def _export_checkpoint(
-    model: str, path: Path, config: ExportConfig, precision: PrecisionConfig, load: LoadOptions, say: Say
+    model: str,
+    path: Path,
+    config: ExportConfig,
+    precision: PrecisionConfig,
+    load: LoadOptions,
+    say: Say,
+    form: Form | None,
+    converted: bool,
 ) -> _Exported:
     from ..export import export_onnx
     from ..models.load import load_source
@@ -255,14 +265,21 @@ def _export_checkpoint(
 
     source = load_source(model, load)
     check_prompt(source.spec, precision)
-    report = export_onnx(source, path, config, progress=say)
+    report = export_onnx(source, path, config, progress=say, form=form, converted=converted)
     return _Exported(
         report, source.family.title, source.provenance.parameters, "PyTorch", (*source.notes, *name_notes(report.spec.labels))
     )
 
 
 def _export_foreign(
-    model: str, path: Path, config: ExportConfig, precision: PrecisionConfig, load: LoadOptions, say: Say
+    model: str,
+    path: Path,
+    config: ExportConfig,
+    precision: PrecisionConfig,
+    load: LoadOptions,
+    say: Say,
+    form: Form | None,
+    converted: bool,
 ) -> _Exported:
     from ..backends.targets import graph_opener
     from ..evaluation.models import is_foreign
@@ -277,7 +294,7 @@ def _export_foreign(
     refuse_export_choices(model, replace(config, check=True), LoadOptions(), builds=False, checkpoint=False)
     foreign = read_foreign(model, load, graph_opener().run_graph)
     check_prompt(foreign.spec, precision)
-    report, notes = export_foreign(foreign, path, check=config.check, say=say)
+    report, notes = export_foreign(foreign, path, check=config.check, say=say, form=None if converted else form)
     title = f"layout {foreign.graph.layout.name}"
     return _Exported(
         report, title, foreign.provenance().parameters, "the original", (*foreign.notes, *notes, *name_notes(report.spec.labels))
@@ -301,12 +318,11 @@ def _export_facts(done: _Exported, typed: Any) -> dict[str, Any]:
     }
 
 
-def _show_export(done: _Exported, typed: Any, after: str) -> None:
-    """after: what was done to the graph after it was compared; "" for nothing."""
+def _show_export(done: _Exported, typed: Any) -> None:
     from ..data.preprocess import preprocessing_words
 
     report = done.report
-    before = f" (before {after})" if after else ""
+    before = " (before conversion)" if typed else ""
     verdict = f"equal to {done.equal_to}{before}: {report.worst:.1e} relative" if report.errors else "not checked"
     summary = report.summary
     print(f"{report.path}: {done.title}, {summary.nodes} nodes, opset {summary.opset}, {report.seconds:.1f} s; {verdict}")

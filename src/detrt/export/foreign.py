@@ -20,7 +20,7 @@ from ..data.scenes.scene import draw_scene
 from ..errors import SessionError
 from ..models.foreign import ForeignModel
 from ..spec import BOXES, LABELS, LOGITS, PIXEL_MASK, PIXEL_VALUES, PRED_BOXES, SCORES, TARGET_SIZES, Precision
-from .trace import ExportReport, require_equal, rows_of
+from .trace import ExportReport, Form, require_equal, rows_of
 
 _BATCH = 2  # of the second check
 _TOLERANCE = Precision.FP32.output_tolerance
@@ -29,29 +29,40 @@ Arrays = Mapping[str, NDArray]
 
 
 def export_foreign(
-    foreign: ForeignModel, path: Path | str, *, check: bool = True, say: Callable[[str], None] | None = None
+    foreign: ForeignModel,
+    path: Path | str,
+    *,
+    check: bool = True,
+    say: Callable[[str], None] | None = None,
+    form: Form | None = None,
 ) -> tuple[ExportReport, tuple[str, ...]]:
     """Write the graph with detrt's inputs and outputs and its spec; the report, and notes on the batch.
 
     check: run both graphs on drawn images and compare, at batch 1 and, where the batch is symbolic, at batch 2. A graph whose
-    images do not give the same alone and in a batch gets the fixed batch 1.
+    images do not give the same alone and in a batch gets the fixed batch 1. form: changes the graph in place before that.
 
     Raises:
         SessionError: ONNX Runtime does not run the file. GateError: the two differ. OutputError: `path` cannot be written.
     """
     start, path, say = time.perf_counter(), Path(path), say or (lambda text: None)
     notes: list[str] = []
-    model = foreign.contract()
     errors: list[dict[str, Any]] = []
+
+    def written(batch: int | None = None) -> Any:
+        model = foreign.contract(batch=batch)
+        if form is not None:
+            form(model)
+        return model
+
+    model = written()
     if check:
         say("comparing with the original")
-        batch = foreign.graph.batch or 1
-        errors += _compare(foreign, model, batch)
-        if foreign.graph.batch is None and _takes_batches(foreign, model):
-            errors += _compare(foreign, model, _BATCH)
-        elif foreign.graph.batch is None:
+        batches = (1, _BATCH) if foreign.graph.batch is None else (foreign.graph.batch,)
+        if len(batches) > 1 and not _takes_batches(foreign, model):
             notes.append("the graph is right at batch 1 only, although its batch axis is symbolic; detrt's has batch 1")
-            model = foreign.contract(batch=1)
+            batches, model = (1,), written(1)
+        for batch in batches:
+            errors += _compare(foreign, model, batch)
     graph.save(model, path)
     report = ExportReport(path, foreign.spec, graph.summarise(model), time.perf_counter() - start, tuple(errors))
     return report, tuple(notes)

@@ -14,7 +14,7 @@ from ..backends.torch.session import TorchSession
 from ..data.arguments import refuse
 from ..errors import ExportError
 from ..graph.io import summarise
-from ..graph.msda_plugin import emit
+from ..graph.msda_plugin import runnable
 from ..models.contract import ExportConfig, contract, exported_spec, finest_stride, other_size, trace_size
 from ..models.example_inputs import example_feeds
 from ..models.published import ProcessingCheck, check_processing
@@ -22,7 +22,7 @@ from ..models.rewrites import patched
 from ..models.source import Source
 from ..models.wrapper import ExportModule
 from ..spec import ModelSpec, Precision
-from .trace import ExportReport, Progress, finish, require_check, require_equal, rows_of, standard_operators, trace
+from .trace import ExportReport, Form, Progress, finish, require_check, require_equal, rows_of, trace, written_form
 
 
 def export_onnx(
@@ -31,10 +31,16 @@ def export_onnx(
     config: ExportConfig = ExportConfig(),  # noqa: B008 - frozen
     *,
     progress: Progress | None = None,
+    form: Form | None = None,
+    converted: bool = False,
 ) -> ExportReport:
     """Export a source to one ONNX graph with its spec inside, and check it.
 
     Of a prompted model also its text encoder and its tokenizer, beside it under the names in the spec.
+
+    Args:
+        form: changes a graph in place before it is compared, such as `graph.dialect.for_typed_parser`.
+        converted: the graph of the detector is converted to another precision next and gets its form after that.
 
     Raises:
         ExportError: a choice that the family cannot take, or a model that does not trace.
@@ -52,7 +58,7 @@ def export_onnx(
     if spec.text is not None:
         from .prompted import export_text
 
-        return export_text(source, path, spec, config, say)
+        return export_text(source, path, spec, config, say, form, converted)
     processing = check_processing(source, say) if config.check else ProcessingCheck()
     start = time.perf_counter()
     module = ExportModule(source.module, spec).eval()
@@ -62,14 +68,13 @@ def export_onnx(
     model = trace(module, feeds, infos, source.module, source.family.rewrites, config.opset)
     say("simplifying")
     model = finish(model, source, spec, config, infos[1])
+    written_form(model, config, None if converted else form)
     seconds = time.perf_counter() - start
     errors: tuple[dict[str, Any], ...] = ()
     if config.check:
         say("checking against PyTorch")
-        errors = tuple(check_export(source, standard_operators(model, config), spec))
+        errors = tuple(check_export(source, runnable(model), spec))
         require_equal(errors)
-    if config.plugin:
-        emit(model, config.msda)
     graph.save(model, path)
     return ExportReport(path, spec, summarise(model), seconds, errors, processing)
 

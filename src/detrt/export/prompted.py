@@ -17,7 +17,7 @@ from ..backends.base import BaseSession, Choices, Feeds, Outputs, SessionInfo
 from ..backends.compare import difference, forced_differences
 from ..errors import ExportError, SourceError
 from ..graph.io import summarise
-from ..graph.msda_plugin import emit
+from ..graph.msda_plugin import runnable
 from ..models.contract import ExportConfig, contract, other_size, query_encoder_contract, text_encoder_contract, trace_size
 from ..models.example_inputs import example_ids, image_feeds, text_feeds, torch_text_encoder
 from ..models.hooks import forced_choices
@@ -28,7 +28,7 @@ from ..spec import PIXEL_MASK, PIXEL_VALUES, ModelSpec
 from ..system import CPU
 from ..text.kinds import token_feeds
 from ..text.tensors import CLASS_FEATURES
-from .trace import ExportReport, finish, require_equal, rows_of, standard_operators, trace
+from .trace import ExportReport, Form, finish, require_equal, rows_of, trace, written_form
 
 # (rows, longest prompt) while tracing; the checks use other numbers.
 TRACED_ROWS, TRACED_TOKENS = 2, 9
@@ -37,8 +37,16 @@ TRACED_ROWS, TRACED_TOKENS = 2, 9
 CHECKS = ((1, False, 6), (3, True, 17))
 
 
-def export_text(source: Source, path: Path, spec: ModelSpec, config: ExportConfig, say: Callable[[str], None]) -> ExportReport:
-    """`export_onnx` for a source with a text part; `spec` is that of the graph.
+def export_text(
+    source: Source,
+    path: Path,
+    spec: ModelSpec,
+    config: ExportConfig,
+    say: Callable[[str], None],
+    form: Form | None = None,
+    converted: bool = False,
+) -> ExportReport:
+    """`export_onnx` for a source with a text part; `spec` is that of the graph. The encoders are not converted.
 
     Raises:
         SourceError: the source has no tokenizer. Otherwise see `export_onnx`.
@@ -62,11 +70,15 @@ def export_text(source: Source, path: Path, spec: ModelSpec, config: ExportConfi
     if text.query_encoder:
         say("tracing the encoder of query images")
         query_encoder = _traced_query_encoder(source, spec, config)
+    written_form(model, config, None if converted else form)
+    for encoder in (text_encoder, query_encoder) if form is not None else ():
+        if encoder is not None:
+            form(encoder)
     seconds = time.perf_counter() - start
     errors: tuple[dict[str, Any], ...] = ()
     if config.check:
         say("checking against PyTorch")
-        errors = tuple(check_text_export(module, source, standard_operators(model, config), text_encoder, spec))
+        errors = tuple(check_text_export(module, source, runnable(model), text_encoder, spec))
         if query_encoder is not None:
             errors += tuple(_check_query_encoder(source, query_encoder, spec))
         require_equal(errors)
@@ -75,8 +87,6 @@ def export_text(source: Source, path: Path, spec: ModelSpec, config: ExportConfi
     if query_encoder is not None:
         graph.save(query_encoder, path.with_name(text.query_encoder))
     del text_encoder, query_encoder
-    if config.plugin:
-        emit(model, config.msda)
     graph.save(model, path)
     with files.writing(path.with_name(text.tokenizer)) as temporary:
         temporary.write_bytes(source.tokenizer)

@@ -21,7 +21,7 @@ from ..errors import ExportError, one_line
 from ..graph.clean import constants_to_initializers, declare_outputs, readable_names
 from ..graph.io import SPEC_KEY, GraphSummary
 from ..graph.lower_msda import lower_msda
-from ..graph.msda_plugin import cut, rejoin
+from ..graph.msda_plugin import cut, emit, rejoin
 from ..graph.operators import MSDA_DOMAIN
 from ..graph.slim import simplify
 from ..models import nms_op as nms
@@ -35,6 +35,7 @@ from ..system import package_version
 from . import symbolic as msda
 
 Progress = Callable[[str], None]
+Form = Callable[[Any], object]  # changes an ONNX ModelProto in place
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +81,12 @@ def finish(model: Any, source: Source, spec: ModelSpec, config: ExportConfig, ou
     return graph.with_metadata(model, {PROVENANCE_KEY: provenance.to_json(), SPEC_KEY: spec.to_json()})
 
 
-def standard_operators(model: Any, config: ExportConfig) -> Any:
-    """What ONNX Runtime takes: the graph itself, or for a plugin a copy with deformable attention as gathers."""
-    if not config.plugin:
-        return model
-    copy = type(model)()
-    copy.CopyFrom(model)
-    lower_msda(copy, "gather")
-    return copy
+def written_form(model: Any, config: ExportConfig, form: Form | None) -> None:
+    """The last rewrites of a graph, in place and before it is compared, so that what is compared is what is written."""
+    if config.plugin:
+        emit(model, config.msda)
+    if form is not None:
+        form(model)
 
 
 def require_check(config: ExportConfig) -> None:

@@ -35,10 +35,11 @@ def needs_emulation(model: onnx.ModelProto) -> bool:
     return any(a.name == "to" and a.i in kinds for n in model.graph.node if n.op_type == "Cast" for a in n.attribute)
 
 
-def emulate(model: onnx.ModelProto, types: Mapping[str, int] | None = None) -> onnx.ModelProto:
+def emulate(model: onnx.ModelProto, types: Mapping[str, int] | None = None, *, rounded: bool = True) -> onnx.ModelProto:
     """A copy in FP32 with the same tensor names, whose low-precision values are rounded to their type.
 
-    types: tensor -> ONNX element type, if known. An FP32 graph is copied unchanged.
+    types: tensor -> ONNX element type, if known. An FP32 graph is copied unchanged. rounded: False for what the graph computes without
+    rounding to 16 bits, but for its constants.
     """
     types = element_types(model) if types is None else types
     copy = onnx.ModelProto()
@@ -67,7 +68,7 @@ def emulate(model: onnx.ModelProto, types: Mapping[str, int] | None = None) -> o
             continue  # rounded values stay rounded
         for position, name in enumerate(node.output):
             kind = types.get(name)
-            if not name or kind not in _LOW:
+            if not name or kind not in _LOW or not rounded:
                 continue
             exact, bits = f"{name}/exact", f"{name}/{_LOW[kind]}"
             node.output[position] = exact

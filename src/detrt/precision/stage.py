@@ -13,11 +13,15 @@ import onnx
 
 from .. import files, graph
 from ..backends.base import Feeds
+from ..backends.compare import compare_opened, drawn_batches, require_near
+from ..backends.onnxruntime.session import OnnxSession
 from ..backends.open import open_prompted
 from ..bundle import PROVENANCE_KEY, Provenance
 from ..data.images import ImageSource
 from ..data.scenes.scene import draw_scene
 from ..errors import GraphError
+from ..graph.dequantize import remove_quantization
+from ..graph.emulate_low_precision import emulate
 from ..spec import ModelSpec, Precision
 from ..system import Progress
 from .apply import PrecisionReport, apply_precision, calibrate, unmatched_patterns, write_ranges
@@ -52,23 +56,23 @@ def export_converted(
     precision: PrecisionConfig,
     progress: Progress,
     *,
-    finish: Callable[[onnx.ModelProto], object] | None = None,
+    form: Callable[[onnx.ModelProto], object] | None = None,
+    check: bool = True,
 ) -> tuple[E, PrecisionReport | None]:
     """Export a graph in a precision; `path` and the files beside it are written when all is done, or stay as they were.
 
     Args:
         export: writes an FP32 graph to the path that it is given.
         progress: of the conversion.
-        finish: changes the graph in place, last of all.
+        form: changes the converted graph in place, which is compared with it where `check` says so; `export` does both in FP32.
 
     Returns:
-        What `export` returned, with `path` in its report, and the report of the conversion; None in FP32.
+        What `export` returned, with the file in its report, and the report of the conversion; None in FP32.
 
     Raises:
-        GraphError, GateError, OutputError: see `convert_file`; and what `export` raises.
+        GraphError, GateError, OutputError: see `convert_file`, and `form` that changes the outputs; and what `export` raises.
     """
-    low = precision.target != Precision.FP32
-    if not low and finish is None:
+    if precision.target == Precision.FP32:
         return export(path), None
     with (
         files.naming(path),
@@ -77,14 +81,51 @@ def export_converted(
         files.naming_place(folder, path.parent),
     ):
         done = export(folder / path.name)
-        converted = convert_file(done.report.path, done.report.spec, precision, progress) if low else None
-        if finish is not None:
-            model = graph.load(done.report.path)
-            finish(model)
-            graph.save(model, done.report.path)
-        for file in sorted(folder.iterdir(), key=lambda file: file.name == path.name):  # the graph last: what it names is there
-            files.put(file, path.parent / file.name)
-    return replace(done, report=replace(done.report, path=path)), converted  # type: ignore[type-var]
+        file, spec = done.report.path, done.report.spec
+        prompted = form is not None and check and spec.text is not None
+        text = (
+            text_feeds(file, DRAWN_SCENE_PROMPT)[0] if prompted else {}
+        )  # while it is FP32: ONNX Runtime opens no BF16 on a CPU
+        converted = convert_file(file, spec, precision, progress)
+        model = graph.load(file)
+        if form is not None:
+            before = _without_rounding(model) if check else None
+            form(model)
+            graph.save(model, file)
+            if before is not None:
+                _require_same(before, _without_rounding(model), spec, text)
+        for one in sorted(folder.iterdir(), key=lambda one: one.name == path.name):  # the graph last: what it names is there
+            files.put(one, path.parent / one.name)
+    return replace(done, report=replace(done.report, path=path, summary=graph.summarise(model))), converted  # type: ignore[type-var]
+
+
+def _require_same(before: onnx.ModelProto, after: onnx.ModelProto, spec: ModelSpec, text: Feeds) -> None:
+    """Compare two forms of a graph on a drawn scene. text: its text inputs.
+
+    Raises:
+        GateError: they differ.
+    """
+    limit = Precision.FP32.output_tolerance
+    with files.scratch() as folder:
+        plain, formed = folder / "plain.onnx", folder / "formed.onnx"
+        graph.save(before, plain)
+        graph.save(after, formed)
+        errors = compare_opened(
+            lambda: OnnxSession(plain, spec),
+            lambda: OnnxSession(formed, spec),
+            lambda session: [{**feeds, **text} for feeds in drawn_batches(session, (1,))],
+            limit,
+        )
+    found = [(f"'{name}'", error, "") for name, error in errors.items()]
+    require_near(found, limit, "the last form of the graph differs from the converted graph")
+
+
+def _without_rounding(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in FP32 of what a graph of lower types computes, which rounding does not turn into other selections."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    remove_quantization(copy)
+    return emulate(copy, rounded=False)
 
 
 def convert_file(
