@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from slow_images import png_chunk, scans
 
+from detrt.data.frames import FramesWarning
 from detrt.data.images import MAX_PIXELS, Input, common_jpeg, expand_inputs, load_encoded, load_image
 from detrt.errors import ImageError
 
@@ -98,7 +99,8 @@ def test_one_pixel_and_first_frame():
     assert load_image(Image.new("RGB", (1, 1), (1, 2, 3))).tolist() == [[[1, 2, 3]]]
     frames = [Image.new("RGB", (3, 2), c) for c in ((255, 0, 0), (0, 0, 255))]
     data = encode(frames[0], "gif", save_all=True, append_images=frames[1:])
-    assert load_image(data)[0, 0].tolist() == [255, 0, 0]
+    with pytest.warns(FramesWarning, match="2 frames"):
+        assert load_image(data)[0, 0].tolist() == [255, 0, 0]
 
 
 @pytest.mark.parametrize("channels", [(), (1,), (3,), (4,)], ids=str)

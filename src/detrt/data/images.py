@@ -5,7 +5,7 @@ An image is converted by `PIL.Image.convert("RGB")`, as in training code, with t
 - EXIF orientation is applied.
 - Transparency is dropped, not composed on a background: a transparent pixel keeps its stored colour.
 - 16-bit grey keeps its upper 8 bits (Pillow would clip instead).
-- The first frame of animated images is used.
+- The first frame or page of a file is used, and the others are warned of (`frames.py`).
 - The size in the header is compared with MAX_PIXELS, and the scans of a JPEG file are counted, before a pixel is decoded.
 - Files in other formats than those of an allow-list are refused (`IMAGE_FORMATS`; `detrt serve` has a shorter one). Pillow reads
   some forty, among them PostScript, which it runs in Ghostscript, and formats whose decoders are slow or had security faults.
@@ -31,6 +31,7 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 from ..errors import ImageError
 from ..spec import comma_separated
 from .addresses import without_secrets
+from .frames import warn_of_frames
 from .raw_image import EncodedImage, RawImage, upright
 
 # The size at which Pillow itself refuses an image: 0.5 GB of RGB pixels.
@@ -87,7 +88,7 @@ def load_image(source: ImageSource | RawImage, *, max_pixels: int = MAX_PIXELS) 
     if isinstance(source, Image.Image):
         return OpenedImage(source, "the PIL image", max_pixels).load()
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return open_image(bytes(source), max_pixels=max_pixels).load()
+        return _first_frame(open_image(bytes(source), max_pixels=max_pixels))
     if not isinstance(source, (str, os.PathLike)):
         raise ImageError(f"an image must be a path, bytes, a PIL image or a NumPy array; got {type(source).__name__}")
     path = Path(source)
@@ -95,7 +96,7 @@ def load_image(source: ImageSource | RawImage, *, max_pixels: int = MAX_PIXELS) 
         with open(source, "rb") as file:
             if os.fstat(file.fileno()).st_size == 0 and path.is_file():
                 raise ImageError(f"'{path}' is empty (0 bytes); copy or download it again")
-            return _opened(file, f"'{path}'", max_pixels).load()
+            return _first_frame(_opened(file, f"'{path}'", max_pixels))
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
         raise ImageError(_why_not_opened(source, error)) from error
 
@@ -128,7 +129,7 @@ def load_encoded(
     def decode() -> NDArray[np.uint8]:
         if opened is not None:
             return opened.load()
-        return _opened(io.BytesIO(data), name, max_pixels).load() if data else load_image(data)
+        return _first_frame(_opened(io.BytesIO(data), name, max_pixels)) if data else load_image(data)
 
     header = common_jpeg(data)
     if header is None or header[0] * header[1] > max_pixels:
@@ -192,6 +193,13 @@ class OpenedImage:
             raise
         except Exception as error:  # decoders raise OSError, SyntaxError, struct.error, ...
             raise ImageError(f"{name} is damaged or truncated: {error}; copy it again") from error
+
+
+def _first_frame(opened: OpenedImage) -> NDArray[np.uint8]:
+    """The pixels of a file that the caller named, with a warning where it has more frames. Raises ImageError."""
+    pixels = opened.load()
+    warn_of_frames(opened.image, opened.name)
+    return pixels
 
 
 class _Stoppable(io.BytesIO):

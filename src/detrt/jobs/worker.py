@@ -16,6 +16,7 @@ from typing import Any
 from ..backends.open import open_with
 from ..backends.search import SessionOptions
 from ..backends.worker_process import Channel, ParentGone, answer_ahead, work_for_parent
+from ..data.frames import show_frames_once
 from ..data.images import Input
 from ..data.prefetch import Begun, Prefetcher
 from ..data.sinks import Record
@@ -50,6 +51,7 @@ def detect_for_parent(channel: Channel) -> None:
     Raises:
         ParentGone: the parent has exited. DetrtError: errors of opening or running the model.
     """
+    show_frames_once()
     opening: Opening = channel.receive()
     session = open_with(opening.ref, opening.session)
     with contextlib.ExitStack() as stack:
