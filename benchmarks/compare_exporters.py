@@ -78,7 +78,9 @@ class _Absent(types.ModuleType):
 
 class _Finder:
     def find_spec(self, name, path=None, target=None):
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in LEFT_OUT else None
+        top = name.partition(".")[0]  # an installed package tries modules of its own that may be absent: SciPy does
+        left_out = top in LEFT_OUT and (name == top or isinstance(sys.modules.get(top), _Absent))
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if left_out else None
 
     def create_module(self, spec):
         return _Absent(spec.name)

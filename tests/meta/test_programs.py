@@ -206,3 +206,18 @@ def test_devices_are_measured(program, exported, tmp_path):
     )
     row = json.loads(out)
     assert code == 0 and row["images_per_second"] > 0 and row["backend"].endswith("on cpu"), said
+
+
+def test_only_whole_packages_have_stand_ins(monkeypatch):
+    """An installed package tries modules that are absent in it and goes on without them: it would take a stand-in for the module."""
+    import compare_exporters
+
+    monkeypatch.setattr(compare_exporters, "LEFT_OUT", {"no_such_package", "email"})
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    for name in ("torch.utils.tensorboard", "no_such_package", "no_such_package.part"):
+        monkeypatch.setitem(sys.modules, name, sys)  # which puts back at the end what was there
+        del sys.modules[name]
+    compare_exporters.leave_out()
+    assert importlib.import_module("no_such_package.part").anything
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("email.no_such_part")
