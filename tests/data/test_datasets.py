@@ -144,10 +144,24 @@ def test_folders_of_coco_as_tools_write_them(images, file, prefix, given, tmp_pa
         (tmp_path / "annotations/instances_train2017.json").write_text(coco_text("other/"))
     dataset = load_dataset(f"{tmp_path}{given}")
     assert sorted(path.name for path in dataset.files(dataset.folder)) == ["a.png", "b.png", "c.png"]
+    assert is_dataset(Path(f"{tmp_path}{given}")) and not is_dataset(tmp_path / images)
     assert [entry["bbox"] for entry in dataset.annotations] == [
         [x0, y0, x1 - x0, y1 - y0] for boxes in BOXES.values() for _, x0, y0, x1, y1 in boxes
     ]
     assert all((entry["area"], entry["iscrowd"]) == (math.prod(entry["bbox"][2:]), 0) for entry in dataset.annotations)
+
+
+def test_missing_images_of_a_coco_file_are_named(tmp_path):
+    write_images(tmp_path / "images")
+    (tmp_path / "result.json").write_text(coco_text())
+    (tmp_path / "images/b.png").unlink()
+    with pytest.raises(
+        ImageError, match=r"1 of the 3 images of .* are not in '.*images', where the others are, e\.g\. b\.png; put"
+    ):
+        load_dataset(tmp_path)
+    shutil.rmtree(tmp_path / "images")
+    with pytest.raises(ImageError, match="the 3 images of .* are in none of"):
+        load_dataset(tmp_path)
 
 
 def test_one_file_is_not_that_of_two_images(tmp_path):

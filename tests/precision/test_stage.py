@@ -448,13 +448,19 @@ def test_calibration_images_are_found(tmp_path, photos):
     file.write_text(json.dumps({"images": [{"id": 1, "file_name": "2.png"}], "annotations": [], "categories": []}))
     names, coco = find_images(file, 9)
     assert names == [tmp_path / "val2017" / "2.png"] and coco == file
+    for name in ("/data/upload/1/2.png", "val2017\\2.png"):  # as tools write it
+        file.write_text(json.dumps({"images": [{"id": 1, "file_name": name}], "categories": [{"id": 1, "name": "cat"}]}))
+        for form in (file, tmp_path):
+            names, coco = find_images(form, 9)
+            assert names == [tmp_path / "val2017" / "2.png"] and coco == form
     (tmp_path / "data.yaml").write_text("val: val2017\nnames: [cat]\n")
     for form in (tmp_path, tmp_path / "data.yaml"):
         names, coco = find_images(form, 9)
         assert [p.name for p in names] == ["0.png", "1.png", "2.png"][: len(names)] and len(names) >= 2 and coco == form
+    (tmp_path / "empty").mkdir()
     for place, message in (
         (tmp_path / "no", "no calibration folder"),
-        (tmp_path / "annotations", "has no images"),
+        (tmp_path / "empty", "has no images"),
     ):
         with pytest.raises(ImageError, match=message):
             find_images(place, 9)

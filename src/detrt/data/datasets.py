@@ -62,10 +62,14 @@ def load_dataset(path: str | os.PathLike, *, annotations: bool = True) -> CocoDa
 
 
 def is_dataset(path: Path) -> bool:
-    """Whether a path is that of a YOLO or Pascal VOC data set, or a part of one. A folder of images with XML files beside is none."""
+    """Whether a path is that of a data set of another form than a COCO file, or a part of one. A folder of images is none, whatever files
+    of annotations are beside them."""
     place, part = _split(path)
-    voc = _voc_folders(place, part)
-    return _settings_of(place) is not None or place.suffix.lower() in _SETTINGS or (voc is not None and voc[0] != place)
+    if _settings_of(place) is not None or place.suffix.lower() in _SETTINGS:
+        return True
+    if (voc := _voc_folders(place, part)) is not None:
+        return voc[0] != place
+    return _coco_file(place, part) is not None and not any(one.suffix.lower() in IMAGE_SUFFIXES for one in place.iterdir())
 
 
 def _voc_folders(place: Path, part: str) -> tuple[Path, Path, str] | None:
@@ -134,11 +138,22 @@ def image_folder(path: Path, names: Sequence[str]) -> Path:
     """
     kind = path.stem.rpartition("_")[2]
     folders = [base / sub for base in (path.parent, path.parent.parent) for sub in ("", "images", kind, f"images/{kind}")]
+    if not names:
+        raise ImageError(f"'{path}' names no images; give a COCO file with images")
+    place, missing = folders[0], names
     for folder in folders:
-        if names and all(file_in(folder, name).is_file() for name in names):
+        absent = [name for name in names if not file_in(folder, name).is_file()]
+        if not absent:
             return folder
+        if len(absent) < len(missing):
+            place, missing = folder, absent
+    if missing is names:
+        raise ImageError(
+            f"the {len(names)} images of '{path}' are in none of {', '.join(map(str, folders))}; put the file beside them"
+        )
     raise ImageError(
-        f"the {len(names)} images of '{path}' are in none of {', '.join(map(str, folders))}; put the file beside them"
+        f"{len(missing)} of the {len(names)} images of '{path}' are not in '{place}', where the others are, e.g. "
+        f"{', '.join(missing[:3])}; put them there, or remove their entries"
     )
 
 

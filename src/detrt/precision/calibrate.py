@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from .. import files
 from ..backends.base import Feeds
 from ..backends.onnxruntime.session import OnnxSession, profiled_run
+from ..data.coco import file_in
 from ..data.datasets import image_folder, is_dataset, load_dataset
 from ..data.images import IMAGE_SUFFIXES, ImageSource, load_image
 from ..data.preprocess import preprocess
@@ -114,7 +115,7 @@ def find_images(path: Path, limit: int) -> tuple[list[Path], Path | None]:
     except (KeyError, TypeError) as error:
         raise ImageError(f"'{path}' is not a COCO annotation file ({error!r}); give one, or a folder of images") from None
     folder = image_folder(path, names)
-    return _spread([folder / name for name in names], limit), path
+    return _spread([file_in(folder, name) for name in names], limit), path
 
 
 def _spread(paths: list[Path], limit: int) -> list[Path]:
