@@ -11,12 +11,13 @@ import pytest
 onnx = pytest.importorskip("onnx", reason="needs the 'export' extra")
 pytest.importorskip("onnxruntime")
 
+from PIL import Image
 from precision_graphs import SPEC, images, pixel_model
 
 from detrt import graph
 from detrt.backends.building import Trial
 from detrt.backends.onnxruntime.session import OnnxSession
-from detrt.errors import EngineError, GateError
+from detrt.errors import EngineError, GateError, GraphError
 from detrt.graph.emulate_low_precision import emulate
 from detrt.graph.view import HALF, GraphView
 from detrt.precision import PrecisionConfig, search
@@ -136,3 +137,17 @@ def test_beside_8_bits_a_block_is_left_out_in_16_bits():
         kinds.append((view.types[view.nodes[view.index["inner"]].output[0]], report.quantized))
     assert kinds[0][0] == kinds[1][0] == HALF and kinds[1][1] == kinds[0][1] - 1
     assert report.excluded["/encoder/layers.0/fc1/MatMul"] == "the search leaves its block out"
+
+
+@pytest.mark.parametrize(("crowd", "why"), [(1, "every annotated object is a crowd"), (0, "the FP32 graph finds none")])
+def test_a_budget_in_ap_needs_objects_that_are_found(crowd, why, tmp_path):
+    """Without, no graph would lose any AP."""
+    pytest.importorskip("pycocotools")
+    Image.new("RGB", (16, 16)).save(tmp_path / "a.png")
+    row = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 1, 0.01, 0.01], "iscrowd": crowd}
+    data = {"images": [{"id": 1, "file_name": "a.png"}], "categories": [{"id": 1, "name": SPEC.label(0)}], "annotations": [row]}
+    (tmp_path / "instances.json").write_text(json.dumps(data))
+    model, config = pixel_model(), PrecisionConfig("auto", calibration="x", budget=("ap", 0.1))
+    calibration = calibrate(model, SPEC, config.without_search(), images())
+    with pytest.raises(GraphError, match=rf"`budget=ap=0\.1` cannot be measured .*: {why}.*`budget=drift="):
+        Search(model, SPEC, config, images(), calibration, (tmp_path / "instances.json", tmp_path)).run()

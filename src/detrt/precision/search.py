@@ -324,9 +324,20 @@ class Search:
         if self._reference_ap is None:
             reference = OnnxSession(runnable(self.model).SerializeToString(), self.spec)
             try:
-                self._reference_ap = evaluate_coco(self._with_text_encoder(reference), *self.coco).metrics["AP"] or 0.0
+                found = evaluate_coco(self._with_text_encoder(reference), *self.coco).metrics["AP"]
             finally:
                 reference.close()
+            if not found:  # nothing could lower it, so that every graph would be within the budget
+                why = (
+                    "every annotated object is a crowd or difficult"
+                    if found is None
+                    else "the FP32 graph finds none of the objects"
+                )
+                raise GraphError(
+                    f"`budget=ap={self.allowed:g}` cannot be measured on '{self.coco[0]}': {why}; give annotated images that the model "
+                    "was trained for to `calibration`, or `budget=drift=0.01`"
+                )
+            self._reference_ap = found
         ap = evaluate_coco(self._with_text_encoder(session), *self.coco).metrics["AP"] or 0.0
         return abs(self._reference_ap - ap) * 100.0
 
