@@ -90,7 +90,7 @@ class _Finder:
 
 
 def spread(module, batch_norm_image):
-    """Give BatchNorm the statistics of an image, and the classes of queries logits that differ by more than FP16 rounds, in place."""
+    """Give BatchNorm the statistics of an image, queries class logits that differ by more than FP16 rounds, and biases values, in place."""
     import torch
 
     norms = [m for m in module.modules() if isinstance(m, torch.nn.BatchNorm2d)]
@@ -114,6 +114,8 @@ def spread(module, batch_norm_image):
                 "layers.2.weight"
             ):  # zero at the start of training: every box would be its anchor
                 parameter.copy_(torch.randn_like(parameter) * 0.3 / parameter.shape[1] ** 0.5)
+            elif name.endswith("bias") and not parameter.any():  # an addition of zero, which some exporters leave out
+                parameter.normal_(std=0.02)
 
 
 def image_of(size, seed=0):
