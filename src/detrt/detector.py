@@ -42,7 +42,7 @@ from .data.streams import LiveStreams
 from .data.tiles import Tiling, make_tiling
 from .data.token_labels import TEXT_THRESHOLD
 from .data.track import Tracker
-from .errors import ArgumentError, ImageError, PromptError, SessionError, SpecError, check_one_of, no_attribute
+from .errors import ArgumentError, ImageError, PromptError, SessionError, SpecError, check_one_of, no_attribute, number_of
 from .models.load_options import LoadChanges, LoadOptions, changed, check_changes
 from .spec import ModelSpec
 from .system import usable_cores
@@ -575,7 +575,7 @@ class Detector:
 
     def __repr__(self) -> str:
         info, spec = self.session.info, self.spec
-        finds = "takes a prompt" if info.text is not None else f"{len(spec.labels)} classes"
+        finds = "takes a prompt" if info.text is not None else number_of(len(spec.labels), "class")
         size = self.size or spec.input.size_hw
         return (
             f"<Detector {spec.name or 'unnamed'} ({spec.family}): {finds}, input {size[0]}x{size[1]}, batch size {self.batch_size}, "

@@ -38,6 +38,14 @@ def one_line(text: object, most: int) -> str:
     return line if len(line) <= most else line[:most] + " ..."
 
 
+def number_of(count: int, noun: str) -> str:
+    """ "1 image", "2 images": a number with its noun, which is given in the singular and may have words before it."""
+    if count != 1:
+        noun += "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
+        noun = re.sub(r"(?<![aeiou])ys$", "ies", noun)
+    return f"{count} {noun}"
+
+
 class DetrtError(Exception):
     """Bad input or a missing package; the message says what was wrong, got, allowed and what to do."""
 

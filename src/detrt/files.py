@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from .errors import DetrtError, GateError, MissingPackageError, OutputError, SpecError, one_line
+from .errors import DetrtError, GateError, MissingPackageError, OutputError, SpecError, number_of, one_line
 
 TEMPORARY = ".tmp"  # ends the names of what is not finished
 _TEMPORARY_NAME = re.compile(r"\.(.+)\.(?:\d+|[0-9a-f]{8})" + re.escape(TEMPORARY))  # of files a number
@@ -272,7 +272,7 @@ def _of_archive(names: Sequence[str], suffix: str) -> str:
         return "a program of torch.export, not a checkpoint; give the checkpoint that it was made from"
     if "data.pkl" in last:
         return "" if suffix in _PICKLES else "a checkpoint of PyTorch; let its name end with .pth"
-    return f"an archive of {len(names)} files ({', '.join(names[:3])}); unpack it"
+    return f"an archive of {number_of(len(names), 'file')} ({', '.join(names[:3])}); unpack it"
 
 
 def parse_json(text: str | bytes | bytearray, *, finite: bool = False, unique: bool = False) -> Any:

@@ -31,7 +31,7 @@ from .class_names import name_notes
 from .data.arguments import check_kind, check_list, check_model, check_path
 from .data.datasets import folder_of_images, is_dataset, load_dataset
 from .data.preprocess import preprocessing_words
-from .errors import EngineError, ExportError, ImageError, MissingPackageError, OutputError, PromptError, SpecError
+from .errors import EngineError, ExportError, ImageError, MissingPackageError, OutputError, PromptError, SpecError, number_of
 from .evaluation.models import is_foreign
 from .graph.operators import check_model_file
 from .models.contract import ExportConfig
@@ -353,11 +353,11 @@ class _GraphWork(Work):
         self.done("load", start, 0, f"{source.family.title}, {source.provenance.parameters / 1e6:.1f} M parameters")
         report = export_onnx(source, self.folder / MODEL, config, progress=lambda text: self.say("export", None, text))
         size = sum(path.stat().st_size for path in self.folder.iterdir())
-        verdict = f"{report.summary.nodes} nodes, opset {report.summary.opset}"
+        verdict = f"{number_of(report.summary.nodes, 'node')}, opset {report.summary.opset}"
         self.stages.append(Stage("export", report.seconds, size, verdict))
         if report.errors:
             cases = len({(row["batch"], row["height"], row["width"]) for row in report.errors})
-            verdict = f"equal to PyTorch: {report.worst:.1e} relative, {cases} untraced shapes"
+            verdict = f"equal to PyTorch: {report.worst:.1e} relative, {number_of(cases, 'untraced shape')}"
             self.done("check", loaded + report.seconds, 0, verdict)
         options = {**source.provenance.options, "export": options_of(config), "preprocessing": report.processing.verdict}
         self.spec, self.provenance = report.spec, replace(source.provenance, options=options)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import files
 from .class_names import class_ids, class_thresholds
-from .errors import SpecError, check_one_of, check_range, is_finite
+from .errors import SpecError, check_one_of, check_range, is_finite, number_of
 
 if TYPE_CHECKING:
     from .text.kinds import PromptKind
@@ -376,7 +376,7 @@ class ModelSpec:
             _check(
                 0 <= class_id < self.decode.num_classes,
                 f"labels: class id {class_id} ({value!r}) does not fit a head with "
-                f"{self.decode.num_classes} classes (ids 0..{self.decode.num_classes - 1}); "
+                f"{number_of(self.decode.num_classes, 'class')} (ids 0..{self.decode.num_classes - 1}); "
                 "give labels that belong to this checkpoint",
             )
             _check(isinstance(value, str), f"labels: the name of class {class_id} must be text; got {value!r}")

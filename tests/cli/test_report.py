@@ -67,7 +67,7 @@ def test_a_report_goes_on_and_ends_in_a_page(monkeypatch, tmp_path):
     detrt(*arguments, *kept, "-o", tmp_path / "r.html")
     assert not ran and json.loads((tmp_path / "r.json").read_text())["rows"] == measured
     page = (tmp_path / "r.html").read_text()
-    assert f"batch 1: {measured[0]['p50_ms']:.1f} ms" in page and "all 1 rows were built" in page and "http" not in page.lower()
+    assert f"batch 1: {measured[0]['p50_ms']:.1f} ms" in page and "1 row built and timed" in page and "http" not in page.lower()
     detrt(*arguments[:-1], "3", *kept)  # another choice is measured
     assert ran == ["fp32"]
     ran.clear()

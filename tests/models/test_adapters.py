@@ -78,7 +78,7 @@ def test_the_product_of_an_adapter_is_added(
     change = torch.einsum("or,ri...->oi...", b.flatten(1).double(), a.double())
     weight = base[1][f"{layer}.weight"].double() + scale * change
     assert torch.allclose(source.module.state_dict()[f"{layer}.weight"].double(), weight, rtol=1e-6, atol=1e-6)
-    assert source.notes[0].startswith("LoRA of 1 layers merged")
+    assert source.notes[0].startswith("LoRA of 1 layer merged")
     others = {key: value for key, value in source.module.state_dict().items() if key in base[1] and key != f"{layer}.weight"}
     assert all(torch.equal(value, base[1][key]) for key, value in others.items())
 

@@ -213,7 +213,7 @@ DAMAGE = {
     ),
     "head of another size": (
         lambda f: edit_json(f / "config.json", id2label={"0": "a"}, label2id={"a": 0}),
-        r"another shape, e\.g\. .*class_embed.* config\.json names 1 classes \(id2label\), and the weights are of 7;",
+        r"another shape, e\.g\. .*class_embed.* config\.json names 1 class \(id2label\), and the weights are of 7;",
     ),
     "names of torch.compile": (
         lambda f: edit_weights(f, lambda w: [w.__setitem__(f"_orig_mod.{k}", w.pop(k)) for k in list(w)]),
@@ -225,11 +225,11 @@ DAMAGE = {
     ),
     "NaN in a weight": (
         lambda f: edit_weights(f, lambda w: w["model.enc_output.0.weight"].fill_(float("nan"))),
-        r"NaN or infinite weights in 1 tensors, e\.g\. model\.enc_output\.0\.weight",
+        r"NaN or infinite weights in 1 tensor, e\.g\. model\.enc_output\.0\.weight",
     ),
     "infinity in a running mean": (
         lambda f: edit_weights(f, lambda w: next(v for k, v in w.items() if k.endswith("running_mean")).fill_(float("inf"))),
-        r"infinite weights in 1 tensors, e\.g\. .*running_mean",
+        r"infinite weights in 1 tensor, e\.g\. .*running_mean",
     ),
     "own code": (
         lambda f: edit_json(f / "config.json", auto_map={"AutoModelForObjectDetection": "modeling_own.Own"}),

@@ -64,7 +64,7 @@ def test_a_full_queue_is_429_and_what_was_taken_is_answered(server):
         refused = [r for r in results if r is not None]
         assert {r.status_code for r in refused} == {429}
         assert all(1 <= int(r.headers["Retry-After"]) <= 60 for r in refused)
-        assert "4 images wait already" in refused[0].json()["error"]["message"]
+        assert "4 of at most 4 images wait already" in refused[0].json()["error"]["message"]
         assert server.metric("detrt_queue_images") == 4 and server.metric("detrt_running_images") == 4
     for thread in threads:
         thread.join()

@@ -15,7 +15,7 @@ import numpy as np
 from ..data.matching import MISMATCHED_OF_SHAPE, Gate, few, gate_for, match, mismatched, within
 from ..data.postprocess import decode
 from ..data.preprocess import PreparedBatch, SizeHW, preprocess
-from ..errors import PromptError, SessionError
+from ..errors import PromptError, SessionError, number_of
 from ..spec import PIXEL_VALUES, ModelSpec
 from .base import Choices, Feeds, Outputs, Session
 from .compare import can_follow, relative_error, selection_error
@@ -64,7 +64,7 @@ class EngineRow:
     @property
     def where(self) -> str:
         """The shape in words, with the length of the prompt."""
-        asked = f", a prompt of {len(self.prompt.split())} words" if self.prompt else ""
+        asked = f", a prompt of {number_of(len(self.prompt.split()), 'word')}" if self.prompt else ""
         return f"batch {self.batch}, {self.height}x{self.width}{asked}"
 
     def passes(self, gate: Gate) -> bool:
@@ -127,12 +127,12 @@ class EngineCheck:
             where += f", at {worst.where}{',' if worst.prompt else ''} {found}"
         shapes = {(row.batch, row.height, row.width) for row in self.rows}
         prompts = {row.prompt for row in self.rows}
-        count = f"{len(shapes)} shapes" + (f", {len(prompts)} prompts" if len(prompts) > 1 else "")
+        count = number_of(len(shapes), "shape") + (f", {number_of(len(prompts), 'prompt')}" if len(prompts) > 1 else "")
         if self.on_same_queries:
             count += f"; on the queries of the engine, {max(row.error for row in self.rows):.1e} of the largest output"
             below = max(row.selection or 0.0 for row in self.rows)
             count += f", and their scores {below:.1e} of the largest below the best" if below > self.gate.tensor else ""
-        return f"{compared - missing} of {compared} detections matched{where}, box {box:.2g} px, score {score:.1e}, {count}"
+        return f"{compared - missing} of {number_of(compared, 'detection')} matched{where}, box {box:.2g} px, score {score:.1e}, {count}"
 
     def to_dict(self) -> dict[str, Any]:
         return {"passed": self.passed, "ran": self.ran, "gpu": self.gpu_name, "rows": [asdict(row) for row in self.rows]}

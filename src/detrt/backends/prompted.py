@@ -28,7 +28,7 @@ from ..data.preprocess import BatchPlan, SizeHW, preprocess
 from ..data.raw_image import LoadedImage
 from ..data.token_labels import PHRASES, TEXT_THRESHOLD, decode_tokens
 from ..detections import Detections, cxcywh_to_xyxy
-from ..errors import PromptError, SessionError, check_one_of
+from ..errors import PromptError, SessionError, check_one_of, number_of
 from ..spec import (
     BOXES,
     LABELS,
@@ -425,7 +425,9 @@ class BoundSession(BaseSession):
         """
         prompts = self.prompts
         if len(prompts) not in (1, count):
-            raise SessionError(f"there are {len(prompts)} prompts for a batch of {count} images; give one for each image")
+            raise SessionError(
+                f"there are {number_of(len(prompts), 'prompt')} for a batch of {number_of(count, 'image')}; give one for each image"
+            )
         if count not in self._texts:
             self._texts[count] = [
                 self.model.text_feeds([prompts[image % len(prompts)].chunks[chunk] for image in range(count)])

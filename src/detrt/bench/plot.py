@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.figure import COLOURS, check_figure, new_figure, save_figure
+from ..errors import number_of
 from .config import SCOPES
 
 MAX_PARTS = 9
@@ -93,7 +94,7 @@ def _panels(report: dict[str, Any], look: _Look) -> list[Panel]:
 
 def _machine(machine: dict[str, Any]) -> str:
     gpus = [gpu if isinstance(gpu, str) else gpu.get("name", "") for gpu in machine.get("gpus") or []]
-    return f"{', '.join(gpus) or machine['processor']}, {machine['cores']} cores"
+    return f"{', '.join(gpus) or machine['processor']}, {number_of(machine['cores'], 'core')}"
 
 
 def _against_batch(ax: Any, rows: Sequence[dict[str, Any]], look: _Look, scope: str, key: str) -> None:

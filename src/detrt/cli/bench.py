@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..errors import number_of
 from ..models.load_options import LoadOptions
 from ..spec import comma_separated, parse_numbers
 from .options import FILE, TEXT, command
@@ -127,7 +128,7 @@ def _print(report: dict[str, Any]) -> None:
 
     machine, rows = report["machine"], report["rows"]
     memory = f"{machine['memory_gib']} GiB"
-    print(f"{show.machine_line(machine, memory)}; medians of {report['config']['repeats']} runs")
+    print(f"{show.machine_line(machine, memory)}; medians of {number_of(report['config']['repeats'], 'run')}")
     _print_notes(report)
     columns, keys = (CHECKPOINT_COLUMNS, 1) if "latency" in rows[0] else (BUNDLE_COLUMNS, 4)
     cells = [[cell(row) for row in rows] for _, cell in columns]
@@ -138,7 +139,7 @@ def _print(report: dict[str, Any]) -> None:
         if row.get("msda_calls"):
             print(
                 f"deformable attention in {row['model']} {row['backend']}, batch {row['batch']}: {row['msda_ms']:.3f} of "
-                f"{row['p50_ms']:.3f} ms of GPU work ({100 * row['msda_share']:.0f} %), {row['msda_calls']} of {row['kernels']} kernels"
+                f"{row['p50_ms']:.3f} ms of GPU work ({100 * row['msda_share']:.0f} %), {row['msda_calls']} of {number_of(row['kernels'], 'kernel')}"
             )
     for part in report["parts"]:
         _print_parts(part)

@@ -16,7 +16,7 @@ import typer
 from .. import files
 from ..backends.shared import AUTO, SharedOptions, builds, configs_of, names_taking
 from ..class_names import name_notes
-from ..errors import DetrtError, OutputError, SourceError, printable
+from ..errors import DetrtError, OutputError, SourceError, number_of, printable
 from ..models.contract import ExportConfig
 from ..models.load_options import LoadOptions
 from ..precision.config import PrecisionConfig
@@ -325,7 +325,9 @@ def _show_export(done: _Exported, typed: Any) -> None:
     before = " (before conversion)" if typed else ""
     verdict = f"equal to {done.equal_to}{before}: {report.worst:.1e} relative" if report.errors else "not checked"
     summary = report.summary
-    print(f"{report.path}: {done.title}, {summary.nodes} nodes, opset {summary.opset}, {report.seconds:.1f} s; {verdict}")
+    print(
+        f"{report.path}: {done.title}, {number_of(summary.nodes, 'node')}, opset {summary.opset}, {report.seconds:.1f} s; {verdict}"
+    )
     print(f"  preprocessing: {preprocessing_words(report.spec.input)}")
     if report.processing.verdict:
         print(f"  {report.processing.verdict}")

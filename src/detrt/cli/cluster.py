@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DetrtError, ImageError
+from ..errors import DetrtError, ImageError, number_of
 from .options import Given
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def detect_on_cluster(
     started = time.perf_counter()
 
     def text(done: int, total: int) -> str:
-        return f"{done} of {total} images, {done / (time.perf_counter() - started):.1f} images/s"
+        return f"{done} of {number_of(total, 'image')}, {done / (time.perf_counter() - started):.1f} images/s"
 
     with show.progress() as step:
         result = run_job(
@@ -158,7 +158,7 @@ def detect_on_cluster(
     bad = f", {result.bad} could not be read" if result.bad else ""
     fresh = result.images - result.resumed
     rate = f", {fresh / result.seconds:.1f} images/s with starting and writing" if fresh else ""
-    more = f", {result.processes} processes" if result.processes > result.workers else ""
+    more = f", {number_of(result.processes, 'process')}" if result.processes > result.workers else ""
     merged = "coco.json, " if given.merge else ""
     rows = [
         ("images", f"{result.images}{resumed}{bad}"),
@@ -172,6 +172,6 @@ def detect_on_cluster(
     if result.bad:
         example = f", e.g. {result.bad_examples[0]}" if result.bad_examples else ""
         raise ImageError(
-            f"{result.bad} of {result.images} images could not be read{example}; the column 'error' has each of them, and "
+            f"{result.bad} of {number_of(result.images, 'image')} could not be read{example}; the column 'error' has each of them, and "
             "--retry-bad tries again. All others were done"
         )

@@ -11,7 +11,7 @@ import typer
 
 from .. import files
 from ..backends.shared import SharedOptions, builds, configs_of
-from ..errors import EngineError, OutputError
+from ..errors import EngineError, OutputError, number_of
 from ..models.load_options import LoadOptions
 from .options import FILE, option_of
 
@@ -66,4 +66,4 @@ def demo_data(
             write(output, count, seed=seed, progress=lambda done, total: step("draw", done / total, f"{done} of {total}"))
     except ValueError as error:
         raise OutputError(str(error)) from None
-    print(f"{output}: {count} scenes; annotations in {output / 'annotations.json'}")
+    print(f"{output}: {number_of(count, 'scene')}; annotations in {output / 'annotations.json'}")

@@ -11,7 +11,7 @@ from ..backends.targets import native_code, row_of
 from ..bundle import Bundle, EngineFacts, read_sidecar
 from ..class_names import shared_names
 from ..data.preprocess import preprocessing_words
-from ..errors import GraphError, SessionError, SourceError, SpecError, printable
+from ..errors import GraphError, SessionError, SourceError, SpecError, number_of, printable
 from ..models import trust
 from ..models.load_options import LoadOptions
 from ..spec import ModelSpec
@@ -163,7 +163,7 @@ def spec_facts(spec: ModelSpec) -> dict[str, Any]:
         "mean": list(entry.mean),
         "std": list(entry.std),
         "mask": entry.mask,
-        "decode": f"{rule.activation}, {rule.select}, at most {rule.max_detections} detections of {rule.num_queries} queries"
+        "decode": f"{rule.activation}, {rule.select}, at most {number_of(rule.max_detections, 'detection')} of {number_of(rule.num_queries, 'query')}"
         + (", in the graph" if rule.in_graph else "")
         + (f", scores from {rule.score_threshold:g}" if rule.score_threshold else ""),
         **(

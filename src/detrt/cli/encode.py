@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..errors import PromptError
+from ..errors import PromptError, number_of
 from .options import TEXT, PromptOptions, command
 
 
@@ -36,7 +36,7 @@ def encode_prompt(
         console.print(f"note: the tokenizer of this model knows no part of {name!r}", markup=False, soft_wrap=True)
     runs = f", in {made.chunks} chunks" if made.chunks > 1 else ""
     console.print(
-        f"{made.path}: {len(made.prompt.phrases)} phrases{runs}, {made.size / 1e3:.1f} kB",
+        f"{made.path}: {number_of(len(made.prompt.phrases), 'phrase')}{runs}, {made.size / 1e3:.1f} kB",
         markup=False,
         highlight=False,
         soft_wrap=True,

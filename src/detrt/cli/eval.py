@@ -11,7 +11,7 @@ import typer
 
 from .. import files
 from ..data.arguments import IMAGE_DECODER, check_image_decoder
-from ..errors import DetrtError, printable
+from ..errors import DetrtError, number_of, printable
 from ..models.load_options import LoadOptions
 from .options import OVERLAP, TEXT, TILE, Given, GivenTuning, RunOptions, command
 
@@ -199,7 +199,7 @@ def evaluate(
     resumed = f", {report.resumed} resumed" if report.resumed else ""
     figures = [(key, metric_text(value)) for key, value in report.metrics.items()]
     what = ", IoU of masks" if report.iou_type == SEGM else ""
-    title = f"{name}: {report.images} images{resumed}, {report.detections} detections{what}"
+    title = f"{name}: {number_of(report.images, 'image')}{resumed}, {number_of(report.detections, 'detection')}{what}"
     show.table(title, ("", "value"), figures, right=(1,))
     classes = sorted(((k, v) for k, v in report.per_class.items() if v is not None), key=lambda row: -row[1])
     show.table("AP by class", ("class", "AP"), [(printable(key), metric_text(value)) for key, value in classes], right=(1,))
@@ -254,6 +254,6 @@ def _run(
             limit=limit,
             iou_type=iou_type,
             model=identity(model, session),
-            progress=lambda count, total: step("eval", count / total, f"{count} of {total} images"),
+            progress=lambda count, total: step("eval", count / total, f"{count} of {number_of(total, 'image')}"),
             **more,
         )

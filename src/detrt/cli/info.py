@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import DetrtError, install_hint
+from ..errors import DetrtError, install_hint, number_of
 from ..models.families import TESTED
 from ..models.load_options import LoadOptions
 from .options import TEXT, Given, command
@@ -81,7 +81,7 @@ def doctor(json_file: Json = None) -> None:
         return
     machine = found.machine
     print(
-        f"{machine['system']}, Python {machine['python']}, {machine['cores']} cores, {machine['memory_gib']} GiB memory, "
+        f"{machine['system']}, Python {machine['python']}, {number_of(machine['cores'], 'core')}, {machine['memory_gib']} GiB memory, "
         f"{machine['disk_free_gib']} GiB free here"
     )
     for gpu in found.gpus:
@@ -173,7 +173,7 @@ def _file_words(row: Mapping[str, Any]) -> str:
         words.append(f"{name} " + " to ".join("x".join(map(str, shape)) for shape in dict.fromkeys(map(tuple, sides.values()))))
     if speed := facts.get("cpu_speed"):
         words.append(
-            f"{speed['openvino_ms']:.4g} ms on {speed['processor']}, {speed['threads']} threads (ONNX Runtime "
+            f"{speed['openvino_ms']:.4g} ms on {speed['processor']}, {number_of(speed['threads'], 'thread')} (ONNX Runtime "
             f"{speed['onnxruntime_ms']:.4g} ms)"
         )
     return ", ".join(filter(None, words))

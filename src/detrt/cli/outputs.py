@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..errors import ImageError, printable
+from ..errors import ImageError, number_of, printable
 from .spellings import spelled
 from .streams import give_stdout_a_sink
 
@@ -101,7 +101,7 @@ class Tally:
         """Raise ImageError where some of `inputs` could not be read."""
         if self.bad:
             raise ImageError(
-                f"{len(self.bad)} of {inputs} inputs could not be read: {', '.join(self.bad[:3])}"
+                f"{len(self.bad)} of {number_of(inputs, 'input')} could not be read: {', '.join(self.bad[:3])}"
                 f"{' ...' if len(self.bad) > 3 else ''}{'; all others were done' if len(self.bad) < inputs else ''}"
             )
 

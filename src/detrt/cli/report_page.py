@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from ..bench.plot import short
+from ..errors import number_of
 from ..evaluation.html import fill_page, html_environment, html_section, html_table
 
 SMALL_AP = 0.005  # a change of AP that is called small
@@ -24,7 +25,11 @@ def report_page(found: dict[str, Any], title: str, columns: Sequence[str], rows:
         ("annotations", settings["ground_truth"] or "none, so no AP"),
         ("annotated images", str(settings["annotated_images"] or "-")),
     ]
-    verdict = f"{failed} of {len(found['rows'])} rows failed" if failed else f"all {len(found['rows'])} rows were built and timed"
+    verdict = (
+        f"{failed} of {number_of(len(found['rows']), 'row')} failed"
+        if failed
+        else f"{number_of(len(found['rows']), 'row')} built and timed"
+    )
     sections = [
         html_section("In short", "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in said) + "</ul>"),
         html_section(

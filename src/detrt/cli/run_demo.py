@@ -19,6 +19,7 @@ from ..data.draw import draw_detections
 from ..data.matching import Gate
 from ..data.scenes.scene import draw_scene
 from ..detector import Detector
+from ..errors import number_of
 from ..evaluation.parity import require, verify
 from ..models.contract import ExportConfig
 from ..models.load_options import LoadOptions
@@ -87,10 +88,12 @@ def run_demo(
         images,
         gate=Gate(),
         load=load,
-        progress=lambda done, total: say("verify", done / total, f"{done} of {total} scenes"),
+        progress=lambda done, total: say("verify", done / total, f"{done} of {number_of(total, 'scene')}"),
     )
     require(parity)
-    verdict = f"{parity.compared} detections on {SCENES} scenes the same as PyTorch, within {parity.worst_box_px:.4f} px"
+    verdict = (
+        f"{number_of(parity.compared, 'detection')} on {SCENES} scenes the same as PyTorch, within {parity.worst_box_px:.4f} px"
+    )
     verdict += f", IoU of masks from {parity.worst_mask_iou:.4f}"
     stages.append(Stage("verify", time.perf_counter() - start, 0, verdict))
 
@@ -107,7 +110,9 @@ def run_demo(
     with outputs.jsonl_writer(output / "detections.jsonl") as write:
         write(outputs.Record("image.png", found))
     best = ", ".join(dict.fromkeys(found.labels[i] for i in np.argsort(-found.scores)))
-    stages.append(Stage("detect", time.perf_counter() - start, annotated.stat().st_size, f"{len(found)} objects: {best}"))
+    stages.append(
+        Stage("detect", time.perf_counter() - start, annotated.stat().st_size, f"{number_of(len(found), 'object')}: {best}")
+    )
     drawn, phrases, more = _prompted(output, load, progress)
     return DemoReport((*stages, *more), report.bundle, annotated, len(found), drawn, phrases)
 
@@ -126,6 +131,6 @@ def _prompted(
     with files.writing(path) as temporary:
         draw_detections(image, found).save(temporary, format="PNG")
     phrases = tuple(dict.fromkeys(found.labels[i] for i in np.argsort(-found.scores)))
-    verdict = f"{len(phrases)} of the {PROMPT.count('.')} phrases asked for: {', '.join(phrases)}"
+    verdict = f"{len(phrases)} of the {number_of(PROMPT.count('.'), 'phrase')} asked for: {', '.join(phrases)}"
     stages.append(Stage("prompted: detect", time.perf_counter() - start, path.stat().st_size, verdict))
     return path, phrases, stages

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from .. import files
-from ..errors import SessionError, printable
+from ..errors import SessionError, number_of, printable
 from ..models.load_options import LoadOptions
 from ..serve.config import ServeConfig, named_models
 from .options import Given, GivenTuning, command
@@ -63,14 +63,14 @@ def serve(
             give_stdout_a_sink()
 
     def loaded(count: int, total: int) -> None:
-        say(f"  {count} of {_count(total)} ready after {time.monotonic() - begun:.0f} s")
+        say(f"  {count} of {number_of(total, 'worker')} ready after {time.monotonic() - begun:.0f} s")
 
     def ready(address: str, facts_of: dict[str, Any]) -> None:
         if quiet:
             return
         say(f"ready at {address}")
         for facts in facts_of.values():
-            classes = "takes a prompt" if facts.takes_prompt else f"{len(facts.spec.labels)} classes"
+            classes = "takes a prompt" if facts.takes_prompt else number_of(len(facts.spec.labels), "class")
             size_text = f"{facts.size_hw[0]}x{facts.size_hw[1]}"
             say(f"  {facts.name}: {classes}, {size_text}, {facts.backend}, batches to {facts.max_batch}")
             if facts.note:
@@ -82,12 +82,8 @@ def serve(
 
     if not quiet:
         names = ", ".join(model.name for model in config.models)
-        say(f"loading {names} in {_count(len(config.worker_devices))}; this can take a minute")
+        say(f"loading {names} in {number_of(len(config.worker_devices), 'worker')}; this can take a minute")
     run(config, on_ready=ready, on_worker=None if quiet else loaded)
-
-
-def _count(workers: int) -> str:
-    return f"{workers} worker{'s' * (workers > 1)}"
 
 
 def _api_key(path: Path | None) -> str | None:

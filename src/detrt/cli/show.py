@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from .. import files
-from ..errors import printable
+from ..errors import number_of, printable
 from ..system import StageProgress
 from .spellings import spelled
 
@@ -151,7 +151,7 @@ def counted(labels: Mapping[str, int]) -> str:
     """How many were found, and of which classes."""
     most = sorted(labels.items(), key=lambda one: -one[1])[:8]
     found = ", ".join(f"{number} {printable(label)}" for label, number in most)  # cells of tables keep their line breaks
-    more = f" and {len(labels) - len(most)} more classes" if len(labels) > len(most) else ""
+    more = f" and {number_of(len(labels) - len(most), 'more class')}" if len(labels) > len(most) else ""
     return f"{sum(labels.values())}" + (f": {found}{more}" if found else "")
 
 
@@ -169,7 +169,7 @@ def machine_line(machine: Mapping[str, Any], more: str, packages: Sequence[str] 
     versions = machine["versions"]
     names = ("torch", "transformers", "onnxruntime", *packages)
     named = ", ".join(f"{name} {versions[name]}" for name in names if name in versions)
-    return f"{machine['processor']}, {machine['cores']} cores, {more}; {named}"
+    return f"{machine['processor']}, {number_of(machine['cores'], 'core')}, {more}; {named}"
 
 
 def notes(lines: Iterable[str]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .. import files
-from ..errors import DetrtError
+from ..errors import DetrtError, number_of
 from ..models.load_options import LoadOptions
 from ..spec import parse_numbers
 from .options import TEXT, PromptOptions, RunOptions, command
@@ -108,7 +108,7 @@ def verify(
             prompt=prompt.read(),
             task=prompt.task,
             opening=opening,
-            progress=lambda count, total: step("verify", count / total, f"{count} of {total} images"),
+            progress=lambda count, total: step("verify", count / total, f"{count} of {number_of(total, 'image')}"),
             say=lambda text: step(text, None, ""),
         )
     if json_file:
@@ -126,7 +126,7 @@ def verify(
 def _show(done: VerifyReport) -> None:
     from . import show
 
-    title = f"{done.candidate} ({done.precision}) against {done.reference}, {len(done.images)} images"
+    title = f"{done.candidate} ({done.precision}) against {done.reference}, {number_of(len(done.images), 'image')}"
     lines = [(f.name, f.measured, f.allowed + ("" if f.decides else f" ({done.decider})")) for f in done.checks]
     show.table(title, ("", "measured", "allowed"), lines, right=(1, 2))
     for note in done.notes:

@@ -15,7 +15,7 @@ from typing import Any
 
 from .. import files
 from ..class_names import NameIndex
-from ..errors import ImageError, OutputError, SpecError, is_finite
+from ..errors import ImageError, OutputError, SpecError, is_finite, number_of
 from ..spec import ModelSpec
 from ..tasks.masks import Masks
 
@@ -119,7 +119,7 @@ class CocoDataset:
         ]
         if missing:
             raise ImageError(
-                f"{len(missing)} of {len(paths)} annotated images are not in '{os.fspath(folder)}', e.g. "
+                f"{len(missing)} of {number_of(len(paths), 'annotated image')} are not in '{os.fspath(folder)}', e.g. "
                 f"{', '.join(missing[:3])}; give the folder that the annotation file belongs to"
             )
         return paths
@@ -261,7 +261,7 @@ def match_categories(labels: Mapping[int, str], categories: Iterable[Entry], use
             found = [category for category in found if category in used] or found
         if len(found) > 1:
             raise SpecError(
-                f"the annotations have {len(found)} categories called {names[found[0]]!r} (ids {', '.join(map(str, found))}), and the "
+                f"the annotations have {number_of(len(found), 'category')} called {names[found[0]]!r} (ids {', '.join(map(str, found))}), and the "
                 f"model one class; give categories their own names"
             )
         if found:

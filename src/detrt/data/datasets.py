@@ -26,7 +26,7 @@ from typing import Any
 
 from PIL import Image
 
-from ..errors import ImageError
+from ..errors import ImageError, number_of
 from ..files import read_lines, read_yaml
 from .coco import CocoDataset, Entry, file_in, load_coco
 from .images import IMAGE_FORMATS, IMAGE_SUFFIXES, available, natural_key, orientation_of
@@ -149,10 +149,10 @@ def image_folder(path: Path, names: Sequence[str]) -> Path:
             place, missing = folder, absent
     if missing is names:
         raise ImageError(
-            f"the {len(names)} images of '{path}' are in none of {', '.join(map(str, folders))}; put the file beside them"
+            f"the {number_of(len(names), 'image')} of '{path}' are in none of {', '.join(map(str, folders))}; put the file beside them"
         )
     raise ImageError(
-        f"{len(missing)} of the {len(names)} images of '{path}' are not in '{place}', where the others are, e.g. "
+        f"{len(missing)} of the {number_of(len(names), 'image')} of '{path}' are not in '{place}', where the others are, e.g. "
         f"{', '.join(missing[:3])}; put them there, or remove their entries"
     )
 

@@ -23,7 +23,7 @@ from ..data.preprocess import SizeHW
 from ..data.tiles import make_tiling
 from ..detections import Detections
 from ..detector import Detector
-from ..errors import ImageError, MissingPackageError, SessionError, check_one_of
+from ..errors import ImageError, MissingPackageError, SessionError, check_one_of, number_of
 from ..spec import ModelSpec
 from ..system import CountProgress
 from .curves import ClassCurve, Confusion, best_thresholds, confusion_of, curves_of
@@ -256,7 +256,7 @@ def read_rows(results: Path | str, coco_json: Path | str, limit: int | None = No
     unknown = sorted({str(row["image_id"]) for row in rows if row["image_id"] not in known})
     if unknown:
         raise ImageError(
-            f"'{results}' has results of {len(unknown)} images that '{coco_json}' does not name, e.g. "
+            f"'{results}' has results of {number_of(len(unknown), 'image')} that '{coco_json}' does not name, e.g. "
             f"{', '.join(unknown[:3])}; give the annotations that the results were made for"
         )
     others = sorted(map(str, {row["category_id"] for row in rows} - {category["id"] for category in dataset.categories}))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..backends.base import Feeds
 from ..backends.compare import difference
-from ..errors import GraphError, SessionError
+from ..errors import GraphError, SessionError, number_of
 from ..spec import ModelSpec, Precision
 from ..system import CountProgress
 
@@ -78,7 +78,7 @@ class Divergence:
     def sentence(self) -> str:
         """One line for people."""
         if self.first is None:
-            return f"no divergence above {self.tolerance:g} in {self.compared} tensors"
+            return f"no divergence above {self.tolerance:g} in {number_of(self.compared, 'tensor')}"
         first = self.first
         where = f"module '{first.module}'" if first.module else "outside of the model"
         error = first.text or f"error {first.error:.2g}, before it {first.before:.2g}"

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..data.draw import draw_detections
 from ..data.figure import COLOURS, label_text, new_figure, save_figure
+from ..errors import number_of
 from .coco import EvalReport, metric_text
 from .curves import Confusion, Difference
 from .worst import ShownImage, lost_images, worst_images
@@ -51,7 +52,7 @@ def write_eval_plot(
             ax.imshow(np.asarray(draw_detections(image.pixels, found)))
             ax.set_title(name, fontsize=8)
             ax.set_axis_off()
-    top.suptitle(f"{model}: AP {metric_text(report.metrics['AP'])}, {report.images} images", fontsize=10)
+    top.suptitle(f"{model}: AP {metric_text(report.metrics['AP'])}, {number_of(report.images, 'image')}", fontsize=10)
     save_figure(figure, path)
 
 
@@ -100,7 +101,7 @@ def _confusions(ax: Any, found: Confusion) -> None:
     names = [label_text(found.names[i], 18) for i in shown]
     ax.set_xticks(range(len(shown)), names, rotation=45, ha="right", fontsize=7)
     ax.set_yticks(range(len(shown)), names, fontsize=7)
-    more = f"; {_CLASSES} of {len(used)} classes" if len(used) > _CLASSES else ""
+    more = f"; {_CLASSES} of {number_of(len(used), 'class')}" if len(used) > _CLASSES else ""
     ax.set_title(f"confusions at the threshold of best F1{more}", fontsize=9)
     ax.set(xlabel="found as", ylabel="annotated as")
 

@@ -25,6 +25,7 @@ from PIL import Image
 from .. import files
 from ..data.draw import draw_detections
 from ..detections import Detections
+from ..errors import number_of
 from ..system import package_version, processor_name
 from .divergence import Divergence, TensorError
 
@@ -119,7 +120,7 @@ def _divergence(report: VerifyReport) -> str:
     parts = [f'<p class="{kind}">{escape(found.sentence() + passed)}</p>']
     measure = "largest difference" if found.metric == "max" else "root mean square of the difference"
     parts.append(
-        f"<p>{found.compared} tensors against {escape(found.against)}; the error is the {measure}, relative to the "
+        f"<p>{number_of(found.compared, 'tensor')} against {escape(found.against)}; the error is the {measure}, relative to the "
         "reference, with the candidate's selections given to both.</p>"
     )
     parts.append(f'<div class="plot">{error_plot(found)}</div>')
@@ -128,8 +129,8 @@ def _divergence(report: VerifyReport) -> str:
         parts.append(html_table(("module, node", "op", "error", "before it"), rows, right=(2, 3), raw=(0,)))
     rows = [(row.module or "(outside the model)", _number(row.error), str(row.tensors), str(row.depth)) for row in found.layers]
     table = html_table(("module", "largest error", "tensors", "depth"), rows[:_MAX_ROWS], right=(1, 2, 3))
-    more = f"<p>{len(rows) - _MAX_ROWS} more modules are in the JSON report.</p>" if len(rows) > _MAX_ROWS else ""
-    parts.append(f"<details><summary>Errors of {len(rows)} modules</summary>{table}{more}</details>")
+    more = f"<p>{number_of(len(rows) - _MAX_ROWS, 'more module')} are in the JSON report.</p>" if len(rows) > _MAX_ROWS else ""
+    parts.append(f"<details><summary>Errors of {number_of(len(rows), 'module')}</summary>{table}{more}</details>")
     return "".join(parts)
 
 
@@ -149,7 +150,7 @@ def _detections(report: VerifyReport) -> str:
         )
     head = ("image", "compared", "matched", "missing", "extra", "box, px", "score")
     table = html_table(head, rows[:_MAX_ROWS], right=range(1, 7))
-    more = f"<p>{len(rows) - _MAX_ROWS} more images are in the JSON report.</p>" if len(rows) > _MAX_ROWS else ""
+    more = f"<p>{number_of(len(rows) - _MAX_ROWS, 'more image')} are in the JSON report.</p>" if len(rows) > _MAX_ROWS else ""
     plot = f'<div class="plot square">{score_scatter(report.scores)}</div>' if report.scores else ""
     classes = [
         (name, *map(str, (m.compared, m.missing, m.extra)), f"{m.box_px:.4f}", f"{m.score:.2e}")

@@ -22,7 +22,7 @@ from ..data.matching import Gate, Pairing, gate_for, match_classes, match_pairs
 from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, group_by_size, preprocess
 from ..detections import Detections
-from ..errors import GateError, SessionError, check_one_of
+from ..errors import GateError, SessionError, check_one_of, number_of
 from ..models.load_options import RECORDED, LoadChanges, LoadOptions, changed, check_changes
 from ..spec import PIXEL_VALUES, ModelSpec, Precision
 from ..system import CountProgress
@@ -307,7 +307,7 @@ def _with_ap(
     annotated, ids = dataset.subset(report.names)
     notes = report.notes
     if left_out := len(ids) - sum(i is not None for i in ids):
-        notes += (f"{left_out} of {len(ids)} images have no annotations in '{path}' and do not count for the AP",)
+        notes += (f"{left_out} of {number_of(len(ids), 'image')} have no annotations in '{path}' and do not count for the AP",)
     for image, (reference, _) in zip(ids, found, strict=True):
         if image is not None:
             annotated.check_size(image, reference.image_size_hw)

@@ -16,7 +16,7 @@ from ..data.preprocess import preprocessing_words
 from ..data.token_labels import TEXT_THRESHOLD
 from ..detections import Detections
 from ..detector import Detector
-from ..errors import GateError, MissingPackageError
+from ..errors import GateError, MissingPackageError, number_of
 from ..models.contract import exported_spec
 from ..spec import InputSpec, ModelSpec
 from ..text.prompts import Prompt
@@ -67,9 +67,7 @@ def with_published(
         note = "no end result of transformers: it reports the scores of an image query relative to the best one of an image"
         return replace(report, published=done, notes=(*report.notes, note))
     if prompt is not None and len(prompt.chunks) > 1:
-        note = (
-            f"no end result of transformers: the {len(prompt.prompt.phrases)} class names are more than one of its prompts takes"
-        )
+        note = f"no end result of transformers: the {number_of(len(prompt.prompt.phrases), 'class name')} are more than one of its prompts takes"
         return replace(report, published=done, notes=(*report.notes, note))
     try:
         detector = PublishedDetector(source, processor, None if prompt is None else PublishedPrompt.of(prompt.prompt))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..data.matching import Gate, ImageMatch, few, mismatched
 from ..detections import Detections
-from ..errors import one_line
+from ..errors import number_of, one_line
 from ..spec import Precision
 from .coco import SEGM
 from .divergence import Divergence
@@ -89,7 +89,7 @@ class PublishedMatch:
         if wrong := self.wrong_labels:
             ours, theirs = wrong[0]
             found.append(
-                f"against transformers' {self.oracle}, {len(wrong)} of {_counts(of_tokens)[2]} text labels differ: {ours!r} here, "
+                f"against transformers' {self.oracle}, {len(wrong)} of {number_of(_counts(of_tokens)[2], 'text label')} differ: {ours!r} here, "
                 f"{theirs!r} there"
             )
         return found
@@ -98,7 +98,7 @@ class PublishedMatch:
         missing, extra, compared = _counts(images)
         found, against = [], f"against transformers' {self.oracle}{what}"
         if max(missing, extra) > gate.unmatched * compared:
-            found.append(f"{against}, {missing} detections missing and {extra} extra of {compared}")
+            found.append(f"{against}, {number_of(missing, 'detection')} missing and {extra} extra of {compared}")
         if gate.mismatched:
             if not few(count := sum(map(mismatched, images)), compared, gate.mismatched):
                 found.append(f"{against}, {_beyond(count, compared, gate)}")
@@ -112,7 +112,7 @@ class PublishedMatch:
 
 def _beyond(count: int, compared: int, gate: Gate) -> str:
     return (
-        f"{count} of {compared} detections are beyond {gate.box_px:g} px or a score difference of {gate.score:g}, or have no partner; "
+        f"{count} of {number_of(compared, 'detection')} are beyond {gate.box_px:g} px or a score difference of {gate.score:g}, or have no partner; "
         f"allowed {gate.mismatched:.0%}"
     )
 
@@ -207,7 +207,7 @@ class VerifyReport:
         """Detections and tensors outside the gate, as text, whether or not they decide."""
         result = []
         if max(self.missing, self.extra) > self.gate.unmatched * self.compared:
-            result.append(f"{self.missing} detections missing and {self.extra} extra of {self.compared} compared")
+            result.append(f"{number_of(self.missing, 'detection')} missing and {self.extra} extra of {self.compared} compared")
         if self.gate.mismatched:
             if not few(self.mismatched, self.compared, self.gate.mismatched):
                 result.append(_beyond(self.mismatched, self.compared, self.gate))
@@ -256,7 +256,9 @@ class VerifyReport:
         if self.slots:
             wrong = sum(not row["passed"] for row in self.slots)
             shapes = len({(row["batch"], row["height"], row["width"]) for row in self.slots})
-            result.append(Check(f"wrong batch slots, {shapes} shapes", f"{wrong} of {len(self.slots)}", "0", not wrong))
+            result.append(
+                Check(f"wrong batch slots, {number_of(shapes, 'shape')}", f"{wrong} of {len(self.slots)}", "0", not wrong)
+            )
         if self.padding:
             worst = max(row["error"] for row in self.padding)
             same = all(row["passed"] for row in self.padding)
@@ -276,7 +278,7 @@ class VerifyReport:
             shown = " -> ".join("-" if value is None else f"{value:.4f}" for value in values)
             lost = self.ap_loss
             kind = "mask AP" if self.ap.get("iou_type") == SEGM else "AP"
-            name = f"{kind} on {self.ap['images']} annotated images"
+            name = f"{kind} on {number_of(self.ap['images'], 'annotated image')}"
             result.append(Check(name, shown, f"-{gate.ap:g}", lost is None or lost <= gate.ap))
         return result
 
@@ -293,7 +295,7 @@ class VerifyReport:
             result.append("the outputs hold NaN or infinite values, or have other shapes")
         if wrong := [row for row in self.slots if not row["passed"]]:
             shown = ", ".join(sorted({_slot_name(row) for row in wrong})[:4])
-            result.append(f"{len(wrong)} of {len(self.slots)} batch slots differ from the same image alone: {shown}")
+            result.append(f"{len(wrong)} of {number_of(len(self.slots), 'batch slot')} differ from the same image alone: {shown}")
         if wrong := [row for row in self.padding if not row["passed"]]:
             result.append(f"the content of the padding changes the result ({wrong[0]['error']:.2g} relative)")
         if self.ap_loss is not None and not self.ap_loss <= self.gate.ap:

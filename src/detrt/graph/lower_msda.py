@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from ..errors import GraphError
+from ..errors import GraphError, number_of
 from .clean import drop_dead
 from .nodes import GraphBuilder, default_opset, drop_domain, replace_nodes
 from .operators import MSDA, MSDA_DOMAIN
@@ -86,7 +86,7 @@ class _Call:
         if shapes in constants:
             sizes = numpy_helper.to_array(constants[shapes]).reshape(-1, 2)
             if len(sizes) != levels:
-                raise GraphError(f"node '{node.name}' has {levels} levels of points but {len(sizes)} level sizes")
+                raise GraphError(f"node '{node.name}' has {levels} levels of points but {number_of(len(sizes), 'level size')}")
             self.shapes = b.const(sizes, np.int64)
             starts = np.concatenate([[0], np.cumsum(sizes.prod(1))[:-1]])
             self.starts = b.const(starts, np.int64)

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ..errors import GraphError, check_one_of
+from ..errors import GraphError, check_one_of, number_of
 from .lower_msda import level_starts, lower_msda
 from .nodes import GraphBuilder, drop_domain, import_domain, replace_nodes, subgraphs
 from .operators import MSDA, MSDA_DOMAIN, NVIDIA_DOMAIN, NVIDIA_MSDA
@@ -63,7 +63,9 @@ def runnable(model: onnx.ModelProto) -> onnx.ModelProto:
             nodes.append(node)
             continue
         if len(node.input) != (5 if node.op_type == NVIDIA_MSDA else 4):
-            raise GraphError(f"node '{node.name}' ({node.op_type}) has {len(node.input)} inputs; detrt did not write it")
+            raise GraphError(
+                f"node '{node.name}' ({node.op_type}) has {number_of(len(node.input), 'input')}; detrt did not write it"
+            )
         b = GraphBuilder(f"{node.name or '/' + MSDA}/plugin")
         produced, kind = node.output[0], types[node.input[0]]
         msda = node if node.op_type == MSDA else _from_nvidia(node, b, producer, constants, types)

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from ..errors import GraphError
+from ..errors import GraphError, number_of
 from ..spec import Precision
 from .names import module_path
 from .operators import GEMM, PLUGIN_NODES, STEPS
@@ -77,7 +77,7 @@ class GraphView:
         unknown = [n.output[0] for n in view.nodes if n.output and n.output[0] and not view.types.get(n.output[0])]
         if unknown:
             raise GraphError(
-                f"the types of {len(unknown)} tensors cannot be inferred, e.g. '{unknown[0]}'; export the model with detrt export"
+                f"the types of {number_of(len(unknown), 'tensor')} cannot be inferred, e.g. '{unknown[0]}'; export the model with detrt export"
             )
         return view
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
-from ..errors import SourceError, is_finite, one_line
+from ..errors import SourceError, is_finite, number_of, one_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -117,7 +117,10 @@ def merged(
     name = outside.name if outside is not None else "an adapter inside the weights"
     trained = config.get("base_model_name_or_path")
     trained = f", trained on '{one_line(str(trained), 100)}'" if trained else ""
-    return base, f"LoRA of {count} layers merged ({name}, rank {config.get('r')}, alpha {config.get('lora_alpha')}{trained})"
+    return (
+        base,
+        f"LoRA of {number_of(count, 'layer')} merged ({name}, rank {config.get('r')}, alpha {config.get('lora_alpha')}{trained})",
+    )
 
 
 def _target(key: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..errors import SourceError
+from ..errors import SourceError, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +28,7 @@ def check_channels(module: nn.Module, ref: str, weights: Mapping[str, Any] | Non
         channels = int(weight.shape[1]) if weight.ndim == part.weight.ndim else RGB
         if channels != RGB:
             raise SourceError(
-                f"'{ref}' reads images of {channels} channel{'s' if channels > 1 else ''}, and detrt gives every model {RGB} (R, G, B); "
+                f"'{ref}' reads images of {number_of(channels, 'channel')}, and detrt gives every model {RGB} (R, G, B); "
                 f"give one that was trained with num_channels {RGB}"
             )
         return
@@ -42,6 +42,6 @@ def check_finite(module: nn.Module, ref: str) -> None:
     bad = [name for name, p in state.items() if p.is_floating_point() and not torch.isfinite(p).all()]
     if bad:
         raise SourceError(
-            f"'{ref}' has NaN or infinite weights in {len(bad)} tensors, e.g. {', '.join(bad[:3])}; "
+            f"'{ref}' has NaN or infinite weights in {number_of(len(bad), 'tensor')}, e.g. {', '.join(bad[:3])}; "
             "the checkpoint is damaged or its training diverged"
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .. import files, graph
 from ..bundle import PROVENANCE_KEY, Provenance
 from ..data.preprocess import preprocessing_words
-from ..errors import SourceError, SpecError, check_one_of, one_line
+from ..errors import SourceError, SpecError, check_one_of, number_of, one_line
 from ..spec import OWN, DecodeSpec, InputSpec, ModelSpec, parse_size
 from .families import BY_NAME, IMAGENET_MEAN, IMAGENET_STD, Family, by_model_type
 from .labels import choose
@@ -248,7 +248,7 @@ class _ForeignReader:
             return dict(stored)
         if start is None and classes and len(stored) == classes - 1:
             raise SpecError(
-                f"{origin} has {len(stored)} names in a list, and '{self._path}' has {classes} columns; say which column the first name is for "
+                f"{origin} has {number_of(len(stored), 'name')} in a list, and '{self._path}' has {number_of(classes, 'column')}; say which column the first name is for "
                 "with `labels_start=0` or `labels_start=1`, or name their ids"
             )
         return dict(enumerate(stored, start or 0))
@@ -272,16 +272,16 @@ class _ForeignReader:
 
             start = self._stated.get("labels_start")
             names = read_labels(self._labels, classes or count_labels(self._labels, start), start)
-            self._notes.append(f"{len(names)} class names of '{self._labels}'")
+            self._notes.append(f"{number_of(len(names), 'class name')} of '{self._labels}'")
             return names
         if stored:
             found = self._by_column(stored, classes, origin)
             if classes and max(found) >= classes:
                 raise SpecError(
-                    f"{origin} names {len(found)} classes (ids up to {max(found)}), but '{self._path}' has {classes}; give those of "
+                    f"{origin} names {number_of(len(found), 'class')} (ids up to {max(found)}), but '{self._path}' has {classes}; give those of "
                     "this model with `labels=FILE`"
                 )
-            self._notes.append(f"{len(found)} class names of {origin}")
+            self._notes.append(f"{number_of(len(found), 'class name')} of {origin}")
             return found
         if not classes:
             raise SpecError(

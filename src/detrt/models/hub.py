@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import files
 from ..bundle import MANIFEST
-from ..errors import MissingPackageError, SourceError, one_line
+from ..errors import MissingPackageError, SourceError, number_of, one_line
 from ..spec import AUTHORS, OWN, TRANSFORMERS
 from . import adapters, trust
 from .checkpoints import timm
@@ -345,7 +345,7 @@ def _load_module(
             # Some heads and tables have one row more, for no object.
             _, stored, expected = min(mismatched)
             count = stored[0] - (expected[0] - config.num_labels)
-            why = f"config.json names {config.num_labels} classes (id2label), and the weights are of {count}; correct it"
+            why = f"config.json names {number_of(config.num_labels, 'class')} (id2label), and the weights are of {count}; correct it"
         elif prefix := _common_prefix(report.get("unexpected_keys", ()), wrong):
             why = f"All names in it begin with '{prefix}', of a wrapper around the model (torch.compile, DDP); save the model inside it"
         raise SourceError(
@@ -441,7 +441,7 @@ def _note_on_ignored(names: Sequence[str]) -> tuple[str, ...]:
     if not names:
         return ()
     shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-    return (f"{len(names)} tensors of the weights are not used, because the model has no place for them: {shown}",)
+    return (f"{number_of(len(names), 'tensor')} of the weights are not used, because the model has no place for them: {shown}",)
 
 
 def _read_state(folder: Path) -> dict[str, torch.Tensor]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..errors import SourceError, SpecError, one_line
+from ..errors import SourceError, SpecError, number_of, one_line
 
 # Ids of COCO categories that were never annotated; published ids skip them.
 _COCO_GAPS = frozenset((12, 26, 29, 30, 45, 66, 68, 69, 71, 83))
@@ -72,15 +72,15 @@ def choose(
         # A fine-tuned head may keep the columns of its pre-training, which have no name then; the names of the label set have its ids.
         whole = first is not None and set(names.values()) != set((labels_for(classes) or {}).values())
         if max(names) < classes and (isinstance(stored, Mapping) or whole or len(names) >= classes - 1):
-            return names, f"{len(names)} class names of the checkpoint{_start(names, classes)}"
-    unfit = f"; {len(stored)} names in the checkpoint do not fit and were not used" if stored else ""
+            return names, f"{number_of(len(names), 'class name')} of the checkpoint{_start(names, classes)}"
+    unfit = f"; {number_of(len(stored), 'name')} in the checkpoint do not fit and were not used" if stored else ""
     sets = label_sets() | {count: (title, dict(enumerate(names))) for count, (title, names) in (published or {}).items()}
     found = sets.get(classes)
     if found is not None:
         return dict(found[1]), f"class names of {found[0]}, by their number{unfit}"
     known = ", ".join(f"{count} ({name})" for count, (name, _) in sets.items())
     raise SourceError(
-        f"'{ref}' has {classes} classes and names none, and no label set has so many; known: {known}{unfit}. "
+        f"'{ref}' has {number_of(classes, 'class')} and names none, and no label set has so many; known: {known}{unfit}. "
         "Give the names with `labels=FILE`, one per line"
     )
 
@@ -114,7 +114,7 @@ def read_labels(path: Path | str, classes: int, first: int | None = None) -> dic
         count = len(names) if lines is None else lines
         if not names or first < 0 or first + count > classes:
             raise SpecError(
-                f"`labels_start={first}` with the {count} names of '{path}' needs columns {first}..{first + count - 1}, and the head has "
+                f"`labels_start={first}` with the {number_of(count, 'name')} of '{path}' needs columns {first}..{first + count - 1}, and the head has "
                 f"0..{classes - 1}"
             )
         return moved
@@ -124,7 +124,7 @@ def read_labels(path: Path | str, classes: int, first: int | None = None) -> dic
         by_order = "where columns begin with the first of these ids, say which: `labels_start=0`, or 1; else "
         by_order = by_order if lowest is not None and len(names) <= classes else ""
         raise SpecError(
-            f"labels file '{path}' has {len(names)} names (ids up to {max(names, default=-1)}), but the head has {classes} classes (ids "
+            f"labels file '{path}' has {number_of(len(names), 'name')} (ids up to {max(names, default=-1)}), but the head has {number_of(classes, 'class')} (ids "
             f"0..{classes - 1}); {by_order}give the labels that this checkpoint was trained with"
         )
     return names

@@ -20,7 +20,7 @@ from ..data.postprocess import decode
 from ..data.preprocess import preprocess
 from ..data.scenes.scene import draw_scene
 from ..detections import Detections
-from ..errors import GateError, MissingPackageError, one_line
+from ..errors import GateError, MissingPackageError, number_of, one_line
 from ..spec import PIXEL_MASK, PIXEL_VALUES, ModelSpec, TextSpec
 from ..tasks import TASKS
 from ..tasks.base import PublishedTask
@@ -216,12 +216,12 @@ def _difference(ours: Detections, theirs: Detections) -> str:
     ours = ours[np.argsort(-ours.scores, kind="stable")]
     count = len(theirs)
     if len(ours) < count:
-        return f"{len(ours)} detections here, {count} there"
+        return f"{number_of(len(ours), 'detection')} here, {count} there"
     worst = np.abs(ours.scores[:count] - theirs.scores).max(initial=0.0)
     if not worst <= SCORE_TOLERANCE:
         return f"scores by {worst:.2g} (allowed {SCORE_TOLERANCE})"
     if len(ours) > count and count and ours.scores[count] > theirs.scores[-1] + SCORE_TOLERANCE:
-        return f"{len(ours)} detections here, {count} there"
+        return f"{number_of(len(ours), 'detection')} here, {count} there"
     near = np.abs(ours.scores[:, None] - theirs.scores[None]) <= SCORE_TOLERANCE
     near &= ours.class_ids[:, None] == theirs.class_ids[None]
     apart = np.abs(ours.boxes_xyxy[:, None] - theirs.boxes_xyxy[None]).max(-1)
@@ -231,7 +231,7 @@ def _difference(ours: Detections, theirs: Detections) -> str:
     if len(bad):
         i = int(bad[0])
         return (
-            f"{len(bad)} of {count} detections, first class {theirs.class_ids[i]} with score {theirs.scores[i]:.4f}, whose box is "
+            f"{len(bad)} of {number_of(count, 'detection')}, first class {theirs.class_ids[i]} with score {theirs.scores[i]:.4f}, whose box is "
             f"{', '.join(f'{side:.1f}' for side in theirs.boxes_xyxy[i])} there"
         )
     partner = np.where(near, apart, np.inf).argmin(0)
@@ -256,7 +256,7 @@ def mask_difference(ours: Detections, processor: Any, outputs: Any) -> str:
         if best < MASK_IOU:
             return f"a mask of class {found['label_id']} with score {found['score']:.4f}: IoU {best:.4f} (at least {MASK_IOU})"
     if (filled := int((ours.masks.areas > 0).sum())) != len(masks):
-        return f"{filled} masks here, {len(masks)} there"
+        return f"{number_of(filled, 'mask')} here, {len(masks)} there"
     return ""
 
 

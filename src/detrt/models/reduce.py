@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import SourceError
+from ..errors import SourceError, number_of
 from ..spec import DETECTION
 from .families import BY_NAME
 from .source import parameters_of
@@ -58,17 +58,17 @@ def reduced(source: Source, queries: int | None, decoder_layers: int | None) -> 
                 owner.num_queries = queries
         most = queries if family.max_detections is None else min(spec.decode.max_detections, queries * spec.decode.num_classes)
         spec = spec.with_decode(num_queries=queries, max_detections=most)
-        notes.append(f"{queries} of {total} queries")
+        notes.append(f"{queries} of {number_of(total, 'query')}")
     if decoder_layers is not None:
         total = len(detector.model.decoder.layers)
         _check("decoder_layers", decoder_layers, total)
         if spec.has_masks and decoder_layers < total:
             raise SourceError(
-                f"`decoder_layers={decoder_layers}`: {family.title} predicts masks from all of its {total} decoder layers or from the "
+                f"`decoder_layers={decoder_layers}`: {family.title} predicts masks from all of its {number_of(total, 'decoder layer')} or from the "
                 "last; leave it out, or give `queries` or `no_masks`"
             )
         _drop_layers(detector, decoder_layers)
-        notes.append(f"{decoder_layers} of {total} decoder layers")
+        notes.append(f"{decoder_layers} of {number_of(total, 'decoder layer')}")
     return replace(source, spec=spec, notes=(*source.notes, ", ".join(notes)), provenance=_counted(source, module))
 
 

@@ -15,7 +15,7 @@ import onnx
 from .. import files
 from ..backends.base import Feeds
 from ..data.images import ImageSource
-from ..errors import GraphError, one_line
+from ..errors import GraphError, number_of, one_line
 from ..graph.msda_plugin import runnable
 from ..graph.names import matches
 from ..graph.unsigned import unsigned_activations
@@ -69,7 +69,7 @@ class PrecisionReport:
     def verdict(self) -> str:
         parts = ", ".join(f"{kind} {fraction:.1%}" for kind, fraction in self.fractions.by_type.items())
         searched = f"; {self.search['verdict']}" if self.search else ""
-        return f"{parts} of MatMul and Conv, {self.casts} casts{searched}"
+        return f"{parts} of MatMul and Conv, {number_of(self.casts, 'cast')}{searched}"
 
     def to_dict(self) -> dict[str, Any]:
         """For `detrt.json`: without the ranges, which have a file of their own."""

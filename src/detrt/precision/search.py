@@ -26,7 +26,7 @@ from ..backends.prompted import PromptedSession
 from ..data.images import ImageSource
 from ..detections import Detections, box_iou
 from ..detector import Detector
-from ..errors import EngineError, GateError, GraphError, SessionError
+from ..errors import EngineError, GateError, GraphError, SessionError, number_of
 from ..evaluation.coco import evaluate_coco
 from ..graph.emulate_low_precision import emulate
 from ..graph.msda_plugin import runnable
@@ -83,7 +83,7 @@ class SearchResult:
 
     @property
     def verdict(self) -> str:
-        text = f"{len(self.left_out)} blocks left out, searched with {self.where}"
+        text = f"{number_of(len(self.left_out), 'block')} left out, searched with {self.where}"
         if self.result.ms is None:
             return text
         slower = ", which is no faster" if self.result.time >= 1 else ""
@@ -228,7 +228,7 @@ class Search:
         fewest, most = 0 if tried[()].loss <= self.allowed else 1, len(ranked)
         while fewest < most:  # the shortest front of the ranking that meets the budget
             middle = (fewest + most) // 2
-            if fits(ranked[:middle], f"{middle} of {len(ranked)} blocks left out"):
+            if fits(ranked[:middle], f"{middle} of {number_of(len(ranked), 'block')} left out"):
                 most = middle
             else:
                 fewest = middle + 1

@@ -20,7 +20,7 @@ from ..data.interpolate import interpolate
 from ..data.postprocess import count_candidates
 from ..data.preprocess import BatchPlan, SizeHW, check_size, plan_batch, preprocessing_words
 from ..data.resample import BITS, axis_table, down_first
-from ..errors import SpecError
+from ..errors import SpecError, number_of
 from ..graph import io
 from ..graph.deepstream import FrameResize, Letterbox, for_deepstream, mask_side
 from ..graph.operators import plugin_operators
@@ -117,7 +117,7 @@ def _mask_note(path: Path, box: Letterbox, rows: int) -> str:
         )
     megabytes = 4e-6 * rows * tall * wide
     return (
-        f"masks are {_words((tall, wide))} for each of {rows} rows, {megabytes:.3g} MB a frame, which `resize=nvinfer` makes smaller and "
+        f"masks are {_words((tall, wide))} for each of {number_of(rows, 'row')}, {megabytes:.3g} MB a frame, which `resize=nvinfer` makes smaller and "
         "`no_masks` leaves out"
     )
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..backends.worker_process import Bulk
 from ..detections import Detections
+from ..errors import number_of
 from ..spec import ModelSpec, TensorInfo
 from ..tasks import Task, tasks_of
 from .errors import bad
@@ -172,7 +173,7 @@ def _prompt(row: NDArray) -> str | tuple[str, ...] | None:
 def _names(name: str, row: NDArray) -> tuple[str, ...] | None:
     found = _filled(row)
     if len(found) > MAX_NAMES:
-        raise bad(f"{name} has {len(found)} names; at most {MAX_NAMES} are taken")
+        raise bad(f"{name} has {number_of(len(found), 'name')}; at most {MAX_NAMES} are taken")
     return tuple(_text(name, one, MAX_NAME) for one in found) or None
 
 
@@ -190,5 +191,5 @@ def _text(name: str, value: bytes, most: int) -> str:
     except UnicodeDecodeError as error:
         raise bad(f"{name} must be UTF-8; byte {error.start} is not") from None
     if len(text) > most:
-        raise bad(f"{name} has {len(text)} characters; at most {most} are taken")
+        raise bad(f"{name} has {number_of(len(text), 'character')}; at most {most} are taken")
     return text

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.worker_process import Bulk
+from ..errors import number_of
 from ..files import parse_json
 from ..spec import TensorInfo
 from .errors import bad
@@ -261,7 +262,7 @@ def _flat(rows: list[Any], shape: tuple[int, ...], name: str) -> list[Any]:
                 raise bad(f"input '{name}': 'data' must be numbers, flat or nested as the shape {list(shape)}")
             rows = list(itertools.chain.from_iterable(rows))
         elif len(rows) != axis:
-            raise bad(f"input '{name}' of shape {list(shape)} needs {axis} rows; 'data' has {len(rows)}")
+            raise bad(f"input '{name}' of shape {list(shape)} needs {number_of(axis, 'row')}; 'data' has {len(rows)}")
     return rows
 
 

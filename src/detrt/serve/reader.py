@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ..backends.worker_process import MAX_DEATHS, Bulk, Channel, Failed
+from ..errors import number_of
 from ..spec import TensorInfo
 from .child import work_for_server
 from .config import ServeConfig
@@ -171,7 +172,10 @@ class Readers:
                 return result
         if begun == MAX_DEATHS:
             raise Refused(
-                503, "reader_died", f"{begun} processes ended while they read this body; check it, and the log", retry_after=1
+                503,
+                "reader_died",
+                f"{number_of(begun, 'process')} ended while they read this body; check it, and the log",
+                retry_after=1,
             )
         text = f"of {MAX_DEATHS} processes that were to read this body {MAX_DEATHS - begun} ended before they could; see the log, and try again"
         raise Refused(503, "no_reader", text, retry_after=1)

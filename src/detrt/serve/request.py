@@ -24,7 +24,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from ..backends.worker_process import Bulk
 from ..class_names import split_classes
-from ..errors import SpecError
+from ..errors import SpecError, number_of
 from ..spec import LARGEST_SIDE
 from .config import MIB
 from .errors import Refused, bad
@@ -373,7 +373,7 @@ def _allowed(schema: dict[str, Any]) -> str:
 def _shown(value: Any) -> str:
     """A value of JSON in a message."""
     if isinstance(value, str) and len(value) > _LONGEST_SHOWN:
-        return f"a text of {len(value)} characters"
+        return f"a text of {number_of(len(value), 'character')}"
     if isinstance(value, (list, dict)):
         return f"{_JSON_TYPES[type(value)]} of {len(value)}"
     return json.dumps(value)

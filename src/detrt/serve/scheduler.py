@@ -18,7 +18,7 @@ from starlette.requests import Request
 from ..backends.worker_process import Failed, after_death
 from ..data.images import stored_size
 from ..data.preprocess import tensor_size
-from ..errors import DetrtError, SessionError
+from ..errors import DetrtError, SessionError, number_of
 from .batcher import ALONE, Batcher, Item, QueueFull
 from .config import ServeConfig
 from .errors import Refused, bad
@@ -113,7 +113,7 @@ class Pool:
             raise Refused(
                 429,
                 "queue_full",
-                f"{self._batcher.waiting} images wait already, of at most {self._batcher.capacity}; try again later, or start the "
+                f"{self._batcher.waiting} of at most {number_of(self._batcher.capacity, 'image')} wait already; try again later, or start the "
                 "server with more workers or a longer `queue`",
                 retry_after=self.retry_after(),
             ) from None

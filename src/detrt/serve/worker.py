@@ -34,7 +34,7 @@ from ..data.images import OpenedImage, load_encoded, open_image
 from ..data.raw_image import EncodedImage, LoadedImage
 from ..detections import Detections
 from ..detector import Detector
-from ..errors import DetrtError, ImageError, PromptError, SessionError, SpecError
+from ..errors import DetrtError, ImageError, PromptError, SessionError, SpecError, number_of
 from ..system import repeating
 from ..text.prompts import ImageQueries, Prompt
 from .child import work_for_server
@@ -399,7 +399,7 @@ class Model:
         for name, array in outputs.items():
             if array.ndim == 0 or len(array) < rows:
                 raise SessionError(
-                    f"output '{name}' has the shape {array.shape} for {rows} images; it must have one row for each"
+                    f"output '{name}' has the shape {array.shape} for {number_of(rows, 'image')}; it must have one row for each"
                 )
         return outputs
 
@@ -439,7 +439,7 @@ class Model:
         bound = self.session.bind(prompt, task=asked.task)
         if (runs := len(bound.prompts[0].chunks)) > self.setup.max_prompt_runs:
             raise PromptError(
-                f"the prompt has {bound.prompts[0].prompt.num_classes} names, for which the model has to run {runs} times; at most "
+                f"the prompt has {number_of(bound.prompts[0].prompt.num_classes, 'name')}, for which the model has to run {runs} times; at most "
                 f"{self.setup.max_prompt_runs} are taken: give fewer names, or start the server with a larger limit of prompt runs"
             )
         return None, prompt if isinstance(prompt, ImageQueries) else bound.prompts[0].prompt

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import PromptError
+from ..errors import PromptError, number_of
 from .prompts import Prompt, chunks, with_last_dot
 from .tensors import (
     ATTENTION_MASK,
@@ -278,7 +278,7 @@ class TokenPrompts(PromptKind):
 
     def describe(self, spec: ModelSpec) -> str:
         assert spec.text is not None
-        return f"phrases, up to {spec.text.max_tokens} tokens"
+        return f"phrases, up to {number_of(spec.text.max_tokens, 'token')}"
 
     def lengths(self, spec: ModelSpec, *, one_phrase: bool = False) -> dict[str, Triple]:
         assert spec.text is not None
@@ -294,7 +294,7 @@ class TokenPrompts(PromptKind):
             chunk = self.chunk_of(tokenizer, prompt)
             if len(chunk.ids) > limit:
                 raise PromptError(
-                    f"the prompt has {len(chunk.ids)} tokens ({tokenizer.frame} of them frame it), this model takes at most {limit}; make "
+                    f"the prompt has {number_of(len(chunk.ids), 'token')} ({tokenizer.frame} of them frame it), this model takes at most {limit}; make "
                     "it shorter, or give a list of class names (a line each in the file of `classes_from`), which runs in chunks"
                 )
             _check_count(prompt, most)
@@ -304,7 +304,7 @@ class TokenPrompts(PromptKind):
         if too_long := [i for i, length in enumerate(lengths) if length > room]:
             i = too_long[0]
             raise PromptError(
-                f"the class name {prompt.phrases[i].text[:60]!r} (number {prompt.class_ids[i]}) has {lengths[i] - 1} tokens, "
+                f"the class name {prompt.phrases[i].text[:60]!r} (number {prompt.class_ids[i]}) has {number_of(lengths[i] - 1, 'token')}, "
                 f"this model takes at most {room - 1} in one name; shorten it"
             )
         split = chunks(lengths, room, most)
@@ -413,7 +413,7 @@ class ClassPrompts(_NameList):
 
     def describe(self, spec: ModelSpec) -> str:
         assert spec.text is not None
-        return f"up to {spec.decode.num_classes} class names, and a task, up to {spec.text.max_tokens} tokens each"
+        return f"up to {number_of(spec.decode.num_classes, 'class name')}, and a task, up to {number_of(spec.text.max_tokens, 'token')} each"
 
     def encode(self, tokenizer: PromptTokenizer, prompt: Prompt, limit: int, most: int | None) -> EncodedPrompt:
         names, unknown = _names(tokenizer, prompt, limit)
@@ -421,7 +421,7 @@ class ClassPrompts(_NameList):
         if len(task) > limit:
             if prompt.task:
                 raise PromptError(
-                    f"the task has {len(task)} tokens, this model takes at most {limit}; make it shorter, or leave it out"
+                    f"the task has {number_of(len(task), 'token')}, this model takes at most {limit}; make it shorter, or leave it out"
                 )
             # The published processor truncates its sentence of many names in the same way.
             task = np.concatenate([task[: limit - 1], task[-1:]])
@@ -457,7 +457,7 @@ class NamePrompts(_NameList):
 
     def describe(self, spec: ModelSpec) -> str:
         assert spec.text is not None
-        return f"class names, up to {spec.decode.num_classes} in one run, up to {spec.text.max_tokens} tokens each"
+        return f"class names, up to {spec.decode.num_classes} in one run, up to {number_of(spec.text.max_tokens, 'token')} each"
 
 
 class PhrasePrompts(PromptKind):
@@ -478,7 +478,7 @@ class PhrasePrompts(PromptKind):
 
     def describe(self, spec: ModelSpec) -> str:
         assert spec.text is not None
-        return f"phrases, up to {spec.decode.num_classes} in one run, up to {spec.text.max_tokens} tokens each"
+        return f"phrases, up to {spec.decode.num_classes} in one run, up to {number_of(spec.text.max_tokens, 'token')} each"
 
     def lengths(self, spec: ModelSpec, *, one_phrase: bool = False) -> dict[str, Triple]:
         assert spec.text is not None
@@ -578,7 +578,7 @@ def _up_to(lengths: Triple, limit: int) -> Triple:
 def _check_count(prompt: Prompt, most: int | None) -> None:
     if most is not None and len(prompt.phrases) > most:
         raise PromptError(
-            f"the prompt has {len(prompt.phrases)} phrases, this model takes at most {most} in a run; make it shorter, or "
+            f"the prompt has {number_of(len(prompt.phrases), 'phrase')}, this model takes at most {most} in a run; make it shorter, or "
             "give a list of class names (a line each in the file of `classes_from`), which runs in chunks"
         )
 
@@ -591,7 +591,7 @@ def _names(tokenizer: PromptTokenizer, prompt: Prompt, limit: int) -> tuple[tupl
     for text, encoding in zip(texts, encodings, strict=True):
         if len(encoding.ids) > limit:
             raise PromptError(
-                f"the class name {text[:60]!r} has {len(encoding.ids)} tokens, this model takes at most {limit} "
+                f"the class name {text[:60]!r} has {number_of(len(encoding.ids), 'token')}, this model takes at most {limit} "
                 "in one name; shorten it. Names end with a dot: 'cat. dog.'"
             )
     return tuple(np.array(encoding.ids, np.int64) for encoding in encodings), unknown

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import files
-from ..errors import PromptError, one_line
+from ..errors import PromptError, number_of, one_line
 
 if TYPE_CHECKING:
     from ..data.images import ImageSource
@@ -79,7 +79,9 @@ class ImageQueries:
         if not self.images:
             raise PromptError("there is no image to find others like it; give at least one")
         if self.names and len(self.names) != len(self.images):
-            raise PromptError(f"there are {len(self.names)} names of {len(self.images)} query images; give one for each, or none")
+            raise PromptError(
+                f"there are {number_of(len(self.names), 'name')} of {number_of(len(self.images), 'query image')}; give one for each, or none"
+            )
 
     def prompt(self) -> Prompt:
         """The names as a list of classes."""

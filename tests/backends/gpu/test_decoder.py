@@ -146,7 +146,7 @@ def test_one_file_does_not_spoil_the_others():
     files = [jpeg(), jpeg(72, 72), jpeg()]
     images = decoder.decode([decoder.open(data) for data in files])
     assert [isinstance(one, GpuImage) for one in images] == [True, False, True]
-    assert np.array_equal(images[1], load_image(files[1])) and str(decoder) == "2 files on the GPU, 1 files on the CPU"
+    assert np.array_equal(images[1], load_image(files[1])) and str(decoder) == "2 files on the GPU, 1 file on the CPU"
 
 
 def test_a_group_takes_what_is_there(exported, tmp_path):

@@ -195,7 +195,7 @@ def test_other_files_of_torch_are_named(save, state, tmp_path):
     whole = save({"model": state}).removeprefix("ckpt:")
     with zipfile.ZipFile(tmp_path / "packed.pth", "w") as archive:
         archive.write(whole, "model.pth")
-    refuse(f"ckpt:{tmp_path / 'packed.pth'}", r"an archive of 1 files \(model\.pth\); unpack it")
+    refuse(f"ckpt:{tmp_path / 'packed.pth'}", r"an archive of 1 file \(model\.pth\); unpack it")
     save_file(state, tmp_path / "other.pth")
     refuse(f"ckpt:{tmp_path / 'other.pth'}", "let its name end with .safetensors")
     (tmp_path / "other.safetensors").write_bytes(Path(whole).read_bytes())
@@ -442,7 +442,7 @@ def test_the_names_of_a_label_set_keep_their_published_ids():
 def test_other_formats_have_a_name_for_each_column():
     assert names_start("dino", StateFile({}, "weights")) is None
     assert choose(4, stored={1: "cat", 3: "cow"})[0] == {1: "cat", 3: "cow"}
-    assert choose(80, stored=["cat"])[1].startswith("class names of COCO, by their number; 1 names")
+    assert choose(80, stored=["cat"])[1].startswith("class names of COCO, by their number; 1 name in")
 
 
 @pytest.mark.parametrize("name", ("names.txt", "names.json"))

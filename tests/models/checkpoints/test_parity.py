@@ -129,7 +129,7 @@ TRAINERS = {
     "lightning compiled": (lambda good, worse: {**LIGHTNING, "state_dict": prefixed("model._orig_mod.", good)}, "(weights)"),
     "lightning and its criterion": (
         lambda good, worse: {"state_dict": {**prefixed("net.", good), "criterion.empty_weight": torch.ones(81)}},
-        "1 tensors beside the detector were not read (criterion)",
+        "1 tensor beside the detector were not read (criterion)",
     ),
     "wrapped twice": (lambda good, worse: prefixed("module._orig_mod.detector.", good), "(weights)"),
     "compiled, then distributed": (lambda good, worse: {"model": prefixed("_orig_mod.module.", good)}, "(weights)"),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...data.images import ImageSource, load_encoded
 from ...data.raw_image import ORIENTATIONS, EncodedImage, LoadedImage, RawImage
-from ...errors import ImageError, MissingPackageError, SessionError, install_hint
+from ...errors import ImageError, MissingPackageError, SessionError, install_hint, number_of
 from .yuv import GpuImage
 
 
@@ -121,7 +121,8 @@ class GpuDecoder:
 
     def __str__(self) -> str:
         """Counts of what was decoded where, e.g. "40 files on the GPU, 2 files on the CPU"."""
-        return ", ".join(f"{number} {what}" for what, number in self.counts.items() if number) or "nothing"
+        parts = ((number, *what.split("s ", 1)) for what, number in self.counts.items() if number)
+        return ", ".join(f"{number_of(number, noun)} {where}" for number, noun, where in parts) or "nothing"
 
     def _count(self, what: str, number: int) -> None:
         with self._counting:

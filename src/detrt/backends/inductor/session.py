@@ -13,7 +13,7 @@ import numpy as np
 from ...bundle import EngineFacts, open_sidecar
 from ...data.preprocess import BatchPlan, SizeHW, size_words
 from ...data.raw_image import LoadedImage
-from ...errors import EngineError, MissingPackageError, SessionError, one_line
+from ...errors import EngineError, MissingPackageError, SessionError, number_of, one_line
 from ...models import trust
 from ...spec import PIXEL_VALUES, ModelSpec, TensorInfo
 from ...system import check_driver, cpu_flags
@@ -226,7 +226,7 @@ def _device(torch: Any, kind: str, requested: str | None, name: str) -> Any:
                 f"'{name}' was compiled for a GPU, and PyTorch sees no CUDA device here; build another with: `build(device=cpu)`"
             )
         if (device.index or 0) >= torch.cuda.device_count():
-            raise SessionError(f"`device={requested}`: there are {torch.cuda.device_count()} GPUs here, from cuda:0")
+            raise SessionError(f"`device={requested}`: there are {number_of(torch.cuda.device_count(), 'GPU')} here, from cuda:0")
     return device
 
 

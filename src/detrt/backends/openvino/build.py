@@ -10,7 +10,7 @@ from typing import Any
 
 from ... import bundle, files
 from ...bundle import EngineFacts
-from ...errors import EngineError, MissingPackageError
+from ...errors import EngineError, MissingPackageError, number_of
 from ...graph.operators import check_model_file, plugin_operators
 from ...spec import ModelSpec, Precision
 from ...system import Progress
@@ -43,7 +43,7 @@ class BuiltModel:
             judged = f"{max(self.errors.values()):.1e} from ONNX Runtime" if exact else "finite; compare with: detrt verify"
         speed = self.facts.cpu_speed
         timed = "" if speed is None else f", {speed.openvino_ms:.4g} ms (ONNX Runtime {speed.onnxruntime_ms:.4g} ms)"
-        return f"{self.facts.precision}, {self.facts.layers} operations, {judged}{timed}"
+        return f"{self.facts.precision}, {number_of(self.facts.layers, 'operation')}, {judged}{timed}"
 
 
 def check_installed() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...bundle import EngineFacts, text_encoder_beside
-from ...errors import EngineError, ExportError, GateError, MissingPackageError
+from ...errors import EngineError, ExportError, GateError, MissingPackageError, number_of
 from ...models.families import Family
 from ...spec import ModelSpec, Precision, triple_text
 from ...system import compute_capabilities_here
@@ -203,7 +203,7 @@ class EngineBuilder(Builder):
 def engine_verdict(facts: EngineFacts) -> str:
     """An engine in a few words: layers, types, and the GPU memory of one context."""
     memory = f", {facts.activation_bytes / 2**20:.0f} MiB activations" if facts.activation_bytes else ""
-    return f"{facts.layers} layers, {facts.precision}{memory}"
+    return f"{number_of(facts.layers, 'layer')}, {facts.precision}{memory}"
 
 
 def engine_name(config: EngineConfig, precision: str = "fp32") -> str:

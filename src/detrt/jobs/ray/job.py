@@ -14,7 +14,7 @@ from ... import files
 from ...backends.search import SessionOptions
 from ...data.coco import CocoDataset
 from ...detector import DetectorOptions
-from ...errors import OutputError, SessionError, SpecError, one_line
+from ...errors import OutputError, SessionError, SpecError, number_of, one_line
 from ...spec import ModelSpec
 from ...system import CountProgress
 from .inputs import ImageRef, digest, image_refs
@@ -169,7 +169,7 @@ def run_job(
     if lost:
         names_of = ", ".join(ref.image for ref in lost[0].refs[:3])
         raise SessionError(
-            f"{sum(len(shard.refs) for shard in lost)} of {len(refs)} images are not done: their workers died each time, e.g. of "
+            f"{sum(len(shard.refs) for shard in lost)} of {number_of(len(refs), 'image')} are not done: their workers died each time, e.g. of "
             f"{names_of} ...; more memory for a worker (`cpus_per_actor`, `batch=1`) may help. All others are done; the same "
             "command goes on from there"
         )
@@ -194,7 +194,9 @@ def make_shards(refs: Sequence[ImageRef], size: int, truth: CocoDataset | None =
         ids = [truth.image_id(ref.image) for ref in refs]
         twice = [number for number, count in Counter(ids).items() if count > 1]
         if twice:
-            raise OutputError(f"'{truth.path}' gives {len(twice)} ids to several images, e.g. {twice[0]}; leave out the doubles")
+            raise OutputError(
+                f"'{truth.path}' gives {number_of(len(twice), 'id')} to several images, e.g. {twice[0]}; leave out the doubles"
+            )
     else:
         ids = [index if ref.image_id is None else ref.image_id for index, ref in enumerate(refs, 1)]
     firsts = range(0, len(refs), size)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...errors import ArgumentError, SourceError
+from ...errors import ArgumentError, SourceError, number_of
 
 ACTIVATIONS = ("relu", "gelu", "silu")
 
@@ -56,10 +56,10 @@ class Assumed:
         if self._queries is not None:
             if self._queries < 1:
                 raise SourceError(f"`queries` must be at least 1; got {self._queries}")
-            self._said.append(f"{self._queries} queries as stated (published: {published})")
+            self._said.append(f"{number_of(self._queries, 'query')} as stated (published: {published})")
             return self._queries
         if (value := self._told(keys)) is None:
-            self.own(f"{published} queries", "`queries`")
+            self.own(number_of(published, "query"), "`queries`")
             return published
         return int(self._checked("queries", str(value), "an integer from 1", r"[1-9]\d{0,6}", "in its settings"))
 

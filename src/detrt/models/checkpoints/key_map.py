@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ...errors import SourceError
+from ...errors import SourceError, number_of
 from ..checks import check_channels
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class LoadReport:
 
     def line(self) -> str:
         """The report as one line of text."""
-        head = f"{self.format} ({self.weights}): {self.sizes()}; {len(self.used)} keys used"
+        head = f"{self.format} ({self.weights}): {self.sizes()}; {number_of(len(self.used), 'key')} used"
         if self.skipped:
             head += f", {len(self.skipped)} not needed at inference"
         parts = sorted({_part(key) for key in self.skipped if not key.endswith(COUNTERS)})

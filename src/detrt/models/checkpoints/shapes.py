@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...errors import SourceError
+from ...errors import SourceError, number_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +48,7 @@ class Shapes:
         points, rest = divmod(rows, heads * levels)
         if rest or points < 1:
             raise SourceError(
-                f"'{self.ref}': '{key}' has {rows} rows, which {heads} heads times {levels} levels do not divide; state the heads that it "
+                f"'{self.ref}': '{key}' has {number_of(rows, 'row')}, which {heads} heads times {levels} levels do not divide; state the heads that it "
                 "was trained with, e.g. `assume=heads=4`"
             )
         return points

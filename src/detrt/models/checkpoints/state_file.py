@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import SourceError
+from ...errors import SourceError, number_of
 from ...files import what_it_is
 from ..labels import names_in, stored_names
 
@@ -272,13 +272,13 @@ def _best(
     others = [f"{at}.{before}".strip(".") for at, before, *_ in found[1:] if rank((at, before, {}, [])) == rank(found[0])]
     if others:
         raise SourceError(
-            f"'{ref}' holds {len(others) + 1} models ('{title}', '{others[0]}'), and no name tells which to run; save one of them alone: "
+            f"'{ref}' holds {number_of(len(others) + 1, 'model')} ('{title}', '{others[0]}'), and no name tells which to run; save one of them alone: "
             "torch.save({'model': state_dict}, path)"
         )
     notes = [] if title in ("", *order, "ema.module", "module.module") else [f"weights of '{title}'"]
     if beside:
         parts = sorted({key.split(".")[0] for key in beside})
-        notes.append(f"{len(beside)} tensors beside the detector were not read ({', '.join(parts[:5])})")
+        notes.append(f"{number_of(len(beside), 'tensor')} beside the detector were not read ({', '.join(parts[:5])})")
     ema = not rank(found[0])[0]
     unnamed = [at for at, names in sets if not ema and _IS_EMA.search(at) and len(names) > 1]
     if unnamed:
@@ -351,7 +351,7 @@ def _check(found: StateFile, ref: str) -> None:
     ]
     if quantised:
         raise SourceError(
-            f"'{ref}' is quantised ({len(quantised)} tensors, e.g. {', '.join(quantised[:3])}); give the float checkpoint, "
+            f"'{ref}' is quantised ({number_of(len(quantised), 'tensor')}, e.g. {', '.join(quantised[:3])}); give the float checkpoint, "
             "detrt quantises itself"
         )
     half = [key for key, tensor in found.tensors.items() if tensor.dtype in (torch.float16, torch.bfloat16)]

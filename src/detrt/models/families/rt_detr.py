@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...errors import SourceError
+from ...errors import SourceError, number_of
 from ..checkpoints.assumed import ACTIVATIONS, Assumed
 from ..checkpoints.key_map import LoadReport
 from ..checkpoints.shapes import Shapes, hgnet, levels_of, points_of
@@ -319,7 +319,7 @@ def trained_size(shapes: Shapes, strides: list[int]) -> dict[str, tuple[int, int
     error, height = min(shaped, key=lambda one: (one[0], abs(one[1] ** 2 - cells)), default=(1.0, 0))
     if error > 2e-3:
         raise SourceError(
-            f"'{shapes.ref}': 'decoder.anchors' has {len(rows)} rows, which are the cells of no input whose sides are multiples of "
+            f"'{shapes.ref}': 'decoder.anchors' has {number_of(len(rows), 'row')}, which are the cells of no input whose sides are multiples of "
             f"{last} (strides {strides}): it was trained with another eval_spatial_size, which detrt does not run, or is damaged. Save "
             "the file without that key to run it at the published size"
         )

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...errors import number_of
 from .compiling import decompose_when_compiled, is_traced
 
 OP = "detrt::ms_deform_attn"
@@ -62,7 +63,7 @@ def _check(value: Tensor, shapes: Tensor, locations: Tensor, weights: Tensor, po
     if locations.dim() != 5 or tuple(locations.shape[2:]) != (heads, points, 2) or locations.shape[0] != batch:
         raise ValueError(
             f"{OP}: locations must be (batch, queries, heads, points, 2) with {heads} heads and {points} points of "
-            f"{len(points_per_level)} levels; got {tuple(locations.shape)} for a value {tuple(value.shape)}"
+            f"{number_of(len(points_per_level), 'level')}; got {tuple(locations.shape)} for a value {tuple(value.shape)}"
         )
     if weights.dim() != 4 or tuple(weights.shape[2:]) != (heads, points) or weights.shape[1] != locations.shape[1]:
         raise ValueError(
