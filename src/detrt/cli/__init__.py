@@ -18,7 +18,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from .. import files
-from ..data.frames import show_frames_once
 from ..errors import DetrtError, missing_package, printable
 from .spellings import COMMAND, command_hint, hint, line_of, options_of, spelled
 from .stopping import INTERRUPTED, TERMINATED, Terminated, stopping
@@ -75,8 +74,10 @@ class _Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command, after each path that it writes was compared with each one that it reads."""
+        from ..data.frames import show_frames_once
         from .options import outputs_of, paths_in
 
+        show_frames_once()
         written = outputs_of(self.callback)
         flags = {one.name: max(one.opts, key=len) for one in self.params}
         for name, mark in written.items():
@@ -172,7 +173,6 @@ def main(arguments: list[str] | None = None) -> int:
         open_streams()  # before anything takes the number of a closed one
         with stopping(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="max_detections ", category=UserWarning)  # a note says it
-            show_frames_once()
             result = app(arguments if arguments is not None else sys.argv[1:], prog_name="detrt", standalone_mode=False)
             sys.stdout.flush()  # here, where a full disk or a closed pipe can still be told
     except DetrtError as error:
