@@ -165,7 +165,7 @@ def test_what_is_refused(cli, place, truth):
         patch.setattr(coco, "evaluate_coco", None)
         cli.refused(*EVAL, "--against", "none.json", names="none.json", advice="make one with")
         cli.refused(*EVAL, "--against", "cat9.json", names="cat9.json", advice="those of the annotations")
-    cli.refused(*EVAL, "--plot", "x.pdf", names="x.pdf", advice=r"end in .svg or .png")
+    cli.refused(*EVAL, "--plot", "x.pdf", names="x.pdf", advice=r"ends? in .svg or .png")
     (place / "all.json").write_text("[]")
     saved = ("eval", "--results", "all.json", "--ground-truth", "gt.json", "--against", "bundle")
     cli.refused(*saved, names="'bundle' is one", advice="--against FILE.json")

@@ -224,7 +224,7 @@ def test_refusals(cli, place):
     ):
         cli.refused("triton-repo", "bundle", "-o", "repo", *options, names=names, advice=advice)
     cli.refused("triton-repo", "in", "-o", "repo", names="'in'", advice="detrt build")
-    cli.refused("triton-repo", "bundle", "-o", "model.onnx", names="model.onnx", advice="file|give another")
+    cli.refused("triton-repo", "bundle", "-o", "model.onnx", names="model.onnx", advice="the name of a folder")
     assert snapshot(place) == before
     cli.refused("triton-repo", "bundle", "-o", "repo", "--size", "333", names="333", advice="8|multiple|size")
     assert snapshot(place) == before

@@ -75,11 +75,12 @@ class _Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Run the command, after each path that it writes was compared with each one that it reads."""
         from ..data.frames import show_frames_once
-        from .options import outputs_of, paths_in
+        from .options import check_name, outputs_of, paths_in
 
         show_frames_once()
         written = outputs_of(self.callback)
         flags = {one.name: max(one.opts, key=len) for one in self.params}
+        marks = {flags[name]: mark for name, mark in written.items()}
         for name, mark in written.items():
             if str(ctx.params[name]) == "-" and mark.path:
                 raise DetrtError(f"{flags[name]} is '-', which stands for standard output, and writes files only; give a path")
@@ -90,6 +91,8 @@ class _Command(TyperCommand):
             if name in written and value is not None and str(value) not in ("", "-")
         ]
         files.refuse_replacing(outputs, inputs)
+        for one in outputs:
+            check_name(one.name, str(one.path), marks[one.name], marks)
         with files.keeping(inputs), _consenting(bool(ctx.params.get("trust_remote_code"))):
             return super().invoke(ctx)
 

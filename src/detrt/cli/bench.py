@@ -11,7 +11,7 @@ import typer
 from ..errors import number_of
 from ..models.load_options import LoadOptions
 from ..spec import comma_separated, parse_numbers
-from .options import FILE, TEXT, command
+from .options import FIGURE, JSON, command
 
 Models = Annotated[
     list[str],
@@ -74,7 +74,7 @@ def bench(
     ] = None,
     images: Annotated[Path | None, typer.Option(help="With --ground-truth: the folder of its images.")] = None,
     parts: Parts = False,
-    plot: Annotated[Path | None, typer.Option(help="With bundles: plots of all results, FILE.svg or FILE.png."), FILE] = None,
+    plot: Annotated[Path | None, typer.Option(help="With bundles: plots of all results, FILE.svg or FILE.png."), FIGURE] = None,
     msda: Lowering = None,
     fixed: Fixed = None,
     engine: Annotated[
@@ -83,7 +83,7 @@ def bench(
     torch: Annotated[
         bool | None, typer.Option("--torch/--no-torch", help="With checkpoints: time the plain transformers model (default).")
     ] = None,
-    json_file: Annotated[str | None, typer.Option("--json", help="All results to this file; - is stdout."), TEXT] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="All results to this file; - is stdout."), JSON] = None,
 ) -> None:
     """Measure checkpoints (sizes, times, memory, latency against transformers) or bundles (each backend that runs here)."""
     from ..bench.config import BenchConfig

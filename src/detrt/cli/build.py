@@ -21,7 +21,7 @@ from ..models.contract import ExportConfig
 from ..models.load_options import LoadOptions
 from ..precision.config import PrecisionConfig
 from ..spec import Precision, Triple, comma_separated, parse_triple
-from .options import FILE, TEXT, Given, GivenBackends, SizeOptions, command
+from .options import FOLDER, GRAPH, JSON, Given, GivenBackends, SizeOptions, command
 from .spellings import spelled
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ Exportable = Annotated[
         help="hf:org/name, a transformers folder, ckpt:FILE, embedded:shapes, random:FAMILY, or another exporter's .onnx file."
     ),
 ]
-Json = Annotated[str | None, typer.Option("--json", help="Report as JSON to this file; - is stdout."), TEXT]
+Json = Annotated[str | None, typer.Option("--json", help="Report as JSON to this file; - is stdout."), JSON]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def build(
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Folder of the bundle; default, if MODEL is a bundle: that bundle."),
-        FILE,
+        FOLDER,
     ] = None,
     json_file: Json = None,
 ) -> None:
@@ -177,7 +177,7 @@ def _show_faster(bundle: Bundle) -> None:
 @command
 def export(
     model: Exportable,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The .onnx file, or a folder for model.onnx."), FILE],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The .onnx file, or a folder for model.onnx."), GRAPH],
     size: SizeOptions,
     export: Given[ExportConfig],
     precision: PrecisionConfig,

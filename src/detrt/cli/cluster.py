@@ -40,7 +40,7 @@ class ClusterOptions:
     output: str | None = field(
         default=None,
         metadata={
-            "writes": "file",
+            "writes": "folder",
             "help": "Folder or address for Parquet and COCO results.",
             "panel": "Cluster",
             "needs": _NEEDED,

@@ -13,14 +13,14 @@ from .. import files
 from ..backends.shared import SharedOptions, builds, configs_of
 from ..errors import EngineError, OutputError, number_of
 from ..models.load_options import LoadOptions
-from .options import FILE, option_of
+from .options import FOLDER, option_of
 
 *_OTHERS, ONNX = builds()
 Untested = option_of(LoadOptions, "allow_untested_transformers")
 
 
 def demo(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Output folder."), FILE] = Path("demo"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="Output folder."), FOLDER] = Path("demo"),
     target: Annotated[str, typer.Option(help=f"{ONNX} (the graph alone), {', '.join(_OTHERS)}.")] = ONNX,
     sm: Annotated[str | None, typer.Option(help="Comma-separated compute capabilities of the engine: 86,89.")] = None,
     allow_untested_transformers: Untested = False,
@@ -50,7 +50,7 @@ def demo(
 
 
 def demo_data(
-    output: Annotated[Path, typer.Argument(help="A new folder for images and annotations.json."), FILE],
+    output: Annotated[Path, typer.Argument(help="A new folder for images and annotations.json."), FOLDER],
     count: Annotated[int, typer.Option(min=1, max=10_000_000, help="Number of scenes.")] = 100,
     seed: Annotated[int, typer.Option(min=0, help="First seed; scene i has seed + i.")] = 0,
     phrases: Annotated[bool, typer.Option("--phrases", help="Categories are the 144 phrases of colour and shape.")] = False,

@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from ..errors import PromptError, number_of
-from .options import TEXT, PromptOptions, command
+from .options import JSON, PromptOptions, command
 
 
 @command
 def encode_prompt(
     bundle: Annotated[Path, typer.Argument(help="Bundle folder of a model that takes a prompt.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, e.g. prompt.json."), TEXT],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, e.g. prompt.json."), JSON],
     prompt: PromptOptions,
 ) -> None:
     """Tokenise a prompt and run the text encoder, for `detrt-run --prompt FILE`.

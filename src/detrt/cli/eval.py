@@ -13,7 +13,7 @@ from .. import files
 from ..data.arguments import IMAGE_DECODER, check_image_decoder
 from ..errors import DetrtError, number_of, printable
 from ..models.load_options import LoadOptions
-from .options import OVERLAP, TEXT, TILE, Given, GivenTuning, RunOptions, command
+from .options import JSON, OVERLAP, TILE, Given, GivenTuning, RunOptions, command
 
 if TYPE_CHECKING:
     from ..backends.search import SessionOptions
@@ -36,7 +36,7 @@ class EvalOptions:
         default=None,
         metadata={
             "help": "Resume file, updated after every batch; --against MODEL has its own, FILE.against.jsonl.",
-            "writes": "text",
+            "writes": "JSON lines",
         },
     )
     image_decoder: str = field(default="cpu", metadata=IMAGE_DECODER)
@@ -58,7 +58,7 @@ class ChoiceOptions:
 
     thresholds: Path | None = field(
         default=None,
-        metadata={"help": "Write the threshold of best F1 of each class, for detect --class-thresholds FILE.", "writes": "text"},
+        metadata={"help": "Write the threshold of best F1 of each class, for detect --class-thresholds FILE.", "writes": "JSON"},
     )
     at_precision: float | None = field(
         default=None, metadata={"help": "Thresholds of best recall with this precision instead.", "needs": {"thresholds": ()}}
@@ -71,10 +71,10 @@ class ChoiceOptions:
         metadata={"help": "Another model, or its results (--save): is the difference more than chance, and on which images?"},
     )
     report: Path | None = field(
-        default=None, metadata={"help": "Write curves, confusions and the comparison as an HTML page.", "writes": "text"}
+        default=None, metadata={"help": "Write curves, confusions and the comparison as an HTML page.", "writes": "HTML"}
     )
     plot: Path | None = field(
-        default=None, metadata={"help": "Write the same as a figure, FILE.svg or FILE.png.", "writes": "file"}
+        default=None, metadata={"help": "Write the same as a figure, FILE.svg or FILE.png.", "writes": "figure"}
     )
 
     def __post_init__(self) -> None:
@@ -137,8 +137,8 @@ def evaluate(
     iou_type: Annotated[
         str | None, typer.Option(help="bbox, or segm for masks; default: masks if model and annotations have them.")
     ] = None,
-    save: Annotated[Path | None, typer.Option(help="Write the detections as a COCO results file."), TEXT] = None,
-    json_file: Annotated[str | None, typer.Option("--json", help="Metrics to this file; - is stdout."), TEXT] = None,
+    save: Annotated[Path | None, typer.Option(help="Write the detections as a COCO results file."), JSON] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="Metrics to this file; - is stdout."), JSON] = None,
     *,
     options: Given[EvalOptions],
     choice: ChoiceOptions,

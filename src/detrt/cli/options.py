@@ -8,7 +8,7 @@ A field becomes an option through its metadata, a dictionary that the dataclass 
     parse: text -> value; the option then takes text.
     many: whether the option may be repeated; the field is a tuple, and `parse` gives a tuple for each.
     min: smallest number.
-    writes: "text" or "file" (which is no text, or a folder), where the path is written. All other paths are read.
+    writes: what is written to the path, a key of `FORMATS`. All other paths are read.
     needs: {field: values}; the option is refused unless one of these fields has one of the values, or is given where there
         are no values. A comma-separated field has several. Fields that a command has no option for are not needed there.
 
@@ -46,14 +46,60 @@ Config = TypeVar("Config")
 class Writes:
     """In the annotation of a parameter: that its path is written.
 
-    text: by a text; else an image, a graph or a folder. path: the parameter is a Path, in which "-" is not standard output.
+    format: a key of `FORMATS`. path: the parameter is a Path, in which "-" is not standard output.
     """
 
-    text: bool
+    format: str
     path: bool = False
 
+    @property
+    def text(self) -> bool:
+        """Whether that is a text, and not an image, a graph or a folder."""
+        return self.format in ("JSON", "JSON lines", "CSV", "HTML", "HTML or Markdown")
 
-TEXT, FILE = Writes(True), Writes(False)
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """Ends of the names of such files; the first is the usual one."""
+        return FORMATS[self.format]
+
+
+# What options write -> ends of its names. A graph may have the name of a folder.
+FORMATS: dict[str, tuple[str, ...]] = {
+    "JSON": (".json",),
+    "JSON lines": (".jsonl", ".json", ".ndjson"),
+    "CSV": (".csv",),
+    "HTML": (".html", ".htm"),
+    "HTML or Markdown": (".html", ".htm", ".md", ".markdown"),
+    "figure": (".svg", ".png"),
+    "graph": (".onnx",),
+    "folder": (),
+    "timing cache": (".cache",),
+}
+JSON, HTML, FIGURE, GRAPH, FOLDER = (Writes(name) for name in ("JSON", "HTML", "figure", "graph", "folder"))
+# Ends of names of other files that detrt reads or writes, beside images, videos and what backends run. Not .txt, which any text may have.
+_OTHERS = {".tsv", ".parquet", ".yaml", ".yml", ".pdf", ".pt", ".pth", ".ckpt", ".safetensors"}
+
+
+def check_name(flag: str, path: str, written: Writes, others: Mapping[str, Writes]) -> None:
+    """Refuse a path whose name says another format than what is written there. others: of the other options, by flag.
+
+    Raises:
+        DetrtError: the name ends as those of another format that detrt knows.
+    """
+    from ..data.images import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+
+    suffix = Path(path).suffix.lower()
+    known = (_OTHERS | IMAGE_SUFFIXES | VIDEO_SUFFIXES).union(*FORMATS.values(), *(row.suffixes for row in TARGETS))
+    if suffix in written.suffixes or suffix not in known or (written.format == "folder" and os.path.isdir(path)):
+        return
+    fitting = [other for other, mark in others.items() if suffix in mark.suffixes]
+    wanted = f"a name that ends in {' or '.join(written.suffixes)}" if written.suffixes else "the name of a folder"
+    what = f"a {written.format}" if written.format.islower() else written.format
+    raise DetrtError(
+        f"{flag} writes {what}, and '{path}' has the name of another format, {suffix}; give {wanted}"
+        + (f", or {' or '.join(fitting)} for {suffix}" if fitting else "")
+    )
+
 
 # Panels of `--help`, in their order.
 PANELS = (None, "Cameras", "Size", "Precision", "Engine", "Checkpoint", "Prompt", "Cluster", "Advanced")
@@ -228,8 +274,7 @@ def _parameter(option: Field[Any], hint: Any) -> inspect.Parameter:
     elif hint is bool and not names:
         names = ["--" + option.name.replace("_", "-")]
     info = typer.Option(*names, help=spelled(data["help"], by_rule=True), rich_help_panel=data.get("panel"), min=data.get("min"))
-    marks = {"text": TEXT, "file": FILE}
-    annotation = Annotated[(hint, info, *((marks[data["writes"]],) if "writes" in data else ()))]  # type: ignore[valid-type]
+    annotation = Annotated[(hint, info, *((Writes(data["writes"]),) if "writes" in data else ()))]  # type: ignore[valid-type]
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 

@@ -25,7 +25,7 @@ class OutputOptions:
     """What is written, and what of the inputs is read."""
 
     save_dir: Path | None = field(
-        default=None, metadata={"help": "Folder for annotated copies and detections.jsonl.", "writes": "file"}
+        default=None, metadata={"help": "Folder for annotated copies and detections.jsonl.", "writes": "folder"}
     )
     draw: bool = field(
         default=True,
@@ -40,19 +40,19 @@ class OutputOptions:
         },
     )
     json_file: str | None = field(
-        default=None, metadata={"help": "JSON lines to this file; - is stdout.", "flag": "json", "writes": "text"}
+        default=None, metadata={"help": "JSON lines to this file; - is stdout.", "flag": "json", "writes": "JSON lines"}
     )
     csv_file: str | None = field(
-        default=None, metadata={"help": "CSV to this file; - is stdout.", "flag": "csv", "writes": "text"}
+        default=None, metadata={"help": "CSV to this file; - is stdout.", "flag": "csv", "writes": "CSV"}
     )
     coco_file: str | None = field(
-        default=None, metadata={"help": "COCO results to this file; - is stdout.", "flag": "coco", "writes": "text"}
+        default=None, metadata={"help": "COCO results to this file; - is stdout.", "flag": "coco", "writes": "JSON"}
     )
     save_txt: Path | None = field(
-        default=None, metadata={"help": "Write labels in YOLO's format to this folder.", "writes": "file"}
+        default=None, metadata={"help": "Write labels in YOLO's format to this folder.", "writes": "folder"}
     )
     save_crops: Path | None = field(
-        default=None, metadata={"help": "Write crops of the objects to this folder, by class.", "writes": "file"}
+        default=None, metadata={"help": "Write crops of the objects to this folder, by class.", "writes": "folder"}
     )
     coco_images: Path | None = field(
         default=None, metadata={"help": "COCO annotations that give --coco its image and category ids."}

@@ -22,7 +22,7 @@ from ..models.contract import ExportConfig
 from ..models.load_options import LoadOptions
 from ..precision.config import PrecisionConfig
 from ..spec import comma_separated, parse_numbers
-from .options import TEXT, Given, command
+from .options import JSON, Given, Writes, command
 
 REPORT_TARGETS = tuple(name for name, (_, build) in builds().items() if not build.from_checkpoint)
 
@@ -81,7 +81,7 @@ class ReportConfig:
         default=None,
         metadata={
             "help": "Keep the bundles in this folder; the same command goes on with what it has done there.",
-            "writes": "file",
+            "writes": "folder",
         },
     )
 
@@ -140,9 +140,9 @@ def report(
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write the report to this file: a page where it ends in .html, else Markdown."),
-        TEXT,
+        Writes("HTML or Markdown"),
     ] = None,
-    json_file: Annotated[str | None, typer.Option("--json", help="Results to this file; - is stdout."), TEXT] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="Results to this file; - is stdout."), JSON] = None,
 ) -> None:
     """Build, check, time and evaluate checkpoints on this machine: a table by precision and batch size.
 

@@ -8,15 +8,15 @@ from typing import Annotated
 import typer
 
 from ..serve.triton_config import TritonConfig
-from .options import FILE, TEXT, command
+from .options import FOLDER, JSON, command
 
 
 @command
 def triton_repo(
     bundle: Annotated[Path, typer.Argument(help="Bundle folder.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Model repository; its other models stay."), FILE],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Model repository; its other models stay."), FOLDER],
     config: TritonConfig,
-    json_file: Annotated[str | None, typer.Option("--json", help="What was written to this file; - is stdout."), TEXT] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="What was written to this file; - is stdout."), JSON] = None,
 ) -> None:
     """Write a model repository for Triton Inference Server."""
     from dataclasses import asdict

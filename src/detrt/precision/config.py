@@ -150,7 +150,7 @@ class PrecisionConfig:
         default=None,
         metadata={
             "help": "Resume file of `precision=auto`.",
-            "writes": "text",
+            "writes": "JSON",
             "panel": "Precision",
             "needs": {"precision": ("auto",)},
         },

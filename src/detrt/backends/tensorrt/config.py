@@ -101,7 +101,7 @@ class EngineConfig:
         default=None,
         metadata={
             "help": "File of measured tactics, read and updated.",
-            "writes": "file",
+            "writes": "timing cache",
             "panel": "Engine",
             "needs": {"target": ("tensorrt",)},
             "instead": "TensorRT-RTX measures nothing when it builds; to start faster on the device, open the engine with a runtime_cache file",
@@ -111,7 +111,7 @@ class EngineConfig:
         default=None,
         metadata={
             "help": "Write the kernels of the engines with their types to this file, a JSON object a line.",
-            "writes": "text",
+            "writes": "JSON lines",
             "panel": "Engine",
             "needs": {"target": ("tensorrt-rtx",)},
             "instead": "TensorRT names the layers of an engine where it runs: `detrt bench` with parts",
