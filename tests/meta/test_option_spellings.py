@@ -7,16 +7,18 @@ replaces each (`cli/spellings.py`). So each name must be one that a command has 
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
 import pytest
 from branches import folded
 
-from detrt.cli import spellings
+from detrt.cli import _COMMANDS, load_command, spellings
 from detrt.cli.spellings import COMMAND, spelled
 
 PACKAGE = Path(spellings.__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 OPTION = re.compile(r"(?<![\w-])(?:--(?:[A-Za-z{%]|$)|-[hopq]\b)")
 # Options of other programs, which a message has the reader type.
 OF_OTHERS = (
@@ -107,6 +109,66 @@ def test_each_name_in_a_message_has_an_option():
                 names = [mark[1]] if mark[2] is None else re.findall(r"(\w+)=", mark[2])
                 unknown += [f"{path.name}:{line}: {name}" for name in names if spellings._flag(name, False, "") is None]
     assert unknown == []
+
+
+@functools.cache
+def known() -> dict[str, set[str]]:
+    """Command -> its options, also those that switch one off."""
+    return {
+        name: {option for one in load_command(name).params for option in (*one.opts, *one.secondary_opts)} for name in _COMMANDS
+    }
+
+
+def foreign_options(text: str) -> list[tuple[str, str]]:
+    """(command, option) where a text names a command and gives it what only another has, if any: `detrt eval X --sm 86`, the call
+    `verify(X, sms=86)`, `--sm` of `detrt eval`."""
+    used = []
+    for name, rest in re.findall(r"detrt ([a-z][a-z-]*)\b((?:(?!\bdetrt )[^;`\n])*)", text):
+        used += [(name, option) for option in re.findall(r"(?<![\w-])--?[a-z][\w-]*", rest)]
+    for name, arguments in re.findall(r"`([a-z]\w*)\(([^`]*)\)`", text):
+        command = name.replace("_", "-")
+        used += [(command, spellings._flag(field, False, command) or field) for field in re.findall(r"(\w+)=", arguments)]
+    used += [(name, option) for option, name in re.findall(r"`(--[\w-]+)[^`]*`,? of `detrt ([a-z-]+)", text)]
+    return [(name, option) for name, option in used if option not in known().get(name, {option})]
+
+
+def test_options_are_those_of_the_command_that_the_text_names():
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for line, text in texts(ast.parse(path.read_text("utf-8"))):
+            found[f"{path.name}:{line}"] = foreign_options(text)
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        found[path.name] = foreign_options(path.read_text("utf-8"))
+    assert {where: options for where, options in found.items() if options} == {}
+
+
+def test_a_command_speaks_of_its_own_options():
+    """In the module of a command, but where the text names another one."""
+    modules: dict[str, set[str]] = {}
+    for name, (place, _) in _COMMANDS.items():
+        modules.setdefault(place.partition(":")[0], set()).add(name)
+    found = []
+    for module, names in modules.items():
+        own = set().union(*(known()[name] for name in names))
+        others = re.compile(rf"\b(?:{'|'.join(sorted(set(_COMMANDS) - names))}) ")
+        for line, text in texts(ast.parse((PACKAGE / "cli" / f"{module}.py").read_text("utf-8"))):
+            if not others.search(text):
+                found += [f"{module}.py:{line}: {one}" for one in re.findall(r"(?<![\w-])--[a-z][\w-]*", text) if one not in own]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("type: detrt eval bundle --sm 86 --ground-truth x.json", [("eval", "--sm")]),
+        ("detrt build new -o x, then detrt detect x photos/ --save-dir runs; --sm", []),
+        ("`verify(MODEL, sms=86)`", [("verify", "--sm")]),
+        ("`build(MODEL, output=OUT, sms=86)`", []),
+        ("| `--atol` | `--tensor` of `detrt verify` | and `--tensor` of `detrt eval` |", [("eval", "--tensor")]),
+    ],
+)
+def test_an_option_of_another_command_is_found(text, wanted):
+    assert foreign_options(text) == wanted
 
 
 def test_messages_are_spelled_for_the_command_line():
