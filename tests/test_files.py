@@ -212,6 +212,23 @@ def test_temporary_files_without_a_place(monkeypatch, tmp_path):
         pass
 
 
+@pytest.mark.parametrize(
+    ("variable", "place", "why"),
+    [("TMPDIR", "gone", "does not exist"), ("TMPDIR", "file", "is a file"), ("TEMP", "gone/deeper", "does not exist")],
+)
+def test_a_place_for_temporary_files_that_is_none_is_not_replaced_by_another(monkeypatch, tmp_path, variable, place, why):
+    """Python takes /tmp then, which may be the small disk that TMPDIR is to spare."""
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.delenv("TMPDIR", raising=False)
+    monkeypatch.setenv(variable, str(tmp_path / place))
+    with pytest.raises(OutputError, match=f"^{variable} is '{tmp_path / place}', which {why}.*set TMPDIR to"), files.scratch():
+        pass
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(files.tempfile, "tempdir", None)
+    with files.scratch() as folder:
+        assert folder.parent == tmp_path
+
+
 def test_a_folder_that_another_program_removed(temporaries):
     with pytest.raises(OutputError, match="another program removed"), files.scratch() as folder:
         folder.rmdir()
@@ -256,5 +273,6 @@ def test_a_folder_that_cannot_be_listed_takes_temporary_files(temporaries, monke
 
 def test_nothing_else_makes_temporary_files():
     """So that `scratch` words each refusal, and removes what is left."""
-    users = {p.name for p in Path(files.__file__).parent.rglob("*.py") if "tempfile" in p.read_text("utf-8")}
-    assert users == {"files.py", "worker.py"}  # the models that workers of a cluster unpack stay
+    for what, wanted in (("tempfile", {"files.py"}), ("temporary_files()", {"files.py", "worker.py"})):
+        users = {p.name for p in Path(files.__file__).parent.rglob("*.py") if what in p.read_text("utf-8")}
+        assert users == wanted  # the models that workers of a cluster unpack stay

@@ -560,6 +560,28 @@ def temporary_folder(parent: Path, name: str, *, mode: int = 0o777) -> Iterator[
             os.close(handle)
 
 
+def temporary_files() -> Path:
+    """Where the system has temporary files: the folder in TMPDIR, or /tmp where none is set.
+
+    Raises:
+        OutputError: the folder that is set cannot be written, where Python takes another one without a word, or none can.
+    """
+    for variable in ("TMPDIR", "TEMP", "TMP"):  # as tempfile looks for it
+        if place := os.environ.get(variable):
+            if os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK):
+                break
+            there = "may not be written" if os.path.isdir(place) else "is a file" if os.path.exists(place) else "does not exist"
+            raise OutputError(
+                f"{variable} is '{place}', which {there}, so that temporary files have no place; make that folder, or {_TMPDIR}"
+            )
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        raise OutputError(
+            f"no folder for temporary files can be written: neither /tmp nor /var/tmp and the working folder; {_TMPDIR}"
+        ) from None
+
+
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
     """A folder of the user's own where the system has temporary files (TMPDIR), which exists until the block ends.
@@ -568,12 +590,7 @@ def scratch() -> Iterator[Path]:
         OutputError: there is no place for it, or what the block writes does not fit, also where another library says so in its own
             error, or says nothing of the disk.
     """
-    try:
-        parent = Path(tempfile.gettempdir())
-    except FileNotFoundError:
-        raise OutputError(
-            f"no folder for temporary files can be written: neither that in TMPDIR nor /tmp, /var/tmp and the working folder; {_TMPDIR}"
-        ) from None
+    parent = temporary_files()
     with contextlib.ExitStack() as closing:
         try:
             path = closing.enter_context(temporary_folder(parent, SCRATCH, mode=0o700))

@@ -7,7 +7,6 @@ import functools
 import hashlib
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -69,7 +68,7 @@ class PackedModel:
         Raises:
             SessionError: others may write where it is unpacked. OSError: it cannot be written.
         """
-        parent = Path(tempfile.gettempdir()) / f"detrt-models-{os.getuid()}"
+        parent = files.temporary_files() / f"detrt-models-{os.getuid()}"
         parent.mkdir(mode=0o700, exist_ok=True)
         facts = parent.lstat()
         if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
