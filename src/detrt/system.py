@@ -150,7 +150,7 @@ def _machine() -> dict[str, Any]:
 
 def _gpus() -> list[dict[str, str]]:
     """Name, driver, memory and compute capability of every NVIDIA GPU, from nvidia-smi."""
-    command = shutil.which("nvidia-smi")
+    command = nvidia_smi()
     if command is None:
         return []
     fields = ("name", "driver_version", "memory.total", "compute_cap")
@@ -174,13 +174,38 @@ def compute_capabilities_here() -> tuple[int, ...]:
     return tuple(int(digits) for digits in found if digits.isdecimal())
 
 
+# Folders of the driver beside the system's own, which the linker may not know: WSL; containers of the older runtime and of GKE; Debian's
+# alternatives, Jetson; NixOS. NVIDIA's container toolkit looks for it in such places.
+_DRIVER_FOLDERS = (
+    "/usr/lib/wsl/lib",
+    "/usr/local/nvidia/lib64",
+    "/usr/local/nvidia/lib",
+    *(
+        f"/usr/lib/{machine}-linux-gnu{end}"
+        for machine in ("x86_64", "aarch64")
+        for end in ("", "/nvidia/current", "/nvidia", "/tegra")
+    ),
+    "/usr/lib64",
+    "/run/opengl-driver/lib",
+)
+# Of programs of the driver, where they are not beside its library or in PATH.
+_PROGRAM_FOLDERS = ("/usr/local/nvidia/bin", "/run/current-system/sw/bin")
+
+
 def has_driver() -> bool:
-    """Whether a driver of an NVIDIA GPU can be loaded."""
-    try:
-        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    except OSError:
-        return False
-    return True
+    """Whether a driver of an NVIDIA GPU can be loaded. It stays loaded, so that libraries which look for it by its name find it."""
+    names = ["nvcuda.dll"] if sys.platform == "win32" else ["libcuda.so.1", *(f"{one}/libcuda.so.1" for one in _DRIVER_FOLDERS)]
+    for name in names:
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(name)
+            return True
+    return False
+
+
+def nvidia_smi() -> str | None:
+    """The program of the driver that lists GPUs, in PATH or where the driver is; None where it is not here."""
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_PROGRAM_FOLDERS, *_DRIVER_FOLDERS])
+    return shutil.which("nvidia-smi", path=path)
 
 
 def check_driver(what: str, error: type[DetrtError], instead: str) -> None:
@@ -343,7 +368,7 @@ def _every_gpu() -> list[str]:
         count = len([name for name in visible.split(",") if name.strip() and name.strip() != "-1"])
     else:
         try:
-            done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
+            done = subprocess.run([nvidia_smi() or "nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise SessionError(
                 f"`device=cuda:all`: nvidia-smi, which lists the GPUs, cannot be run ({error}); name them: 0,1"
