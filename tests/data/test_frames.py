@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import warnings
 
@@ -12,6 +13,7 @@ from PIL import Image, features
 
 from detrt.data.frames import FramesWarning, show_frames_once
 from detrt.data.images import load_encoded, load_image
+from detrt.errors import ImageError
 
 PAGES = [Image.fromarray(np.full((32, 48, 3), shade, np.uint8)) for shade in (10, 90, 200)]
 
@@ -58,6 +60,17 @@ def test_one_image_with_others_that_belong_to_it_is_no_warning(data):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert load_image(data).shape == (32, 48, 3)
+
+
+def test_a_damaged_page_is_no_error_and_no_warning_of_pillow():
+    """The first page is whole; the entries of the second are cut off."""
+    data = encode("tiff", PAGES[:2])
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for length in range(len(encode("tiff", PAGES[:1])), len(data)):
+            with contextlib.suppress(ImageError):  # the first page is not all there
+                assert load_image(data[:length]).shape == (32, 48, 3)
+    assert {one.category for one in said} <= {FramesWarning}
 
 
 def test_a_run_says_it_once(capsys, tmp_path):

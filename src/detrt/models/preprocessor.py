@@ -89,7 +89,9 @@ def read_processor(folder: Path) -> tuple[Path, dict[str, Any]] | None:
             data = data["image_processor"]
             if not isinstance(data, dict):
                 raise SourceError(f"'{path}' must hold a JSON object under \"image_processor\"")
-        return path, {key: value for key, value in data.items() if value is not None}  # null is "the default"
+        # null is "the default"; of what is done or not, transformers reads it as false.
+        stated = (key for key, value in data.items() if value is not None or key.startswith("do_"))
+        return path, {key: False if data[key] is None else data[key] for key in stated}
     return None
 
 
@@ -241,6 +243,12 @@ class _ConfigReader:
         size = self._size() if wanted is None else _size_of(wanted)
         pad = self._pad_size(size) if wanted is None else _canvas_of(wanted)
         shaped = self._stretch if "height" in size else self._aspect
+        rounds_down = self._processor.rounds_down
+        if wanted is None and "shortest_edge" in size and rounds_down not in (0, self._multiple):
+            raise _Refused(
+                f"size {size} for a {self._processor.name}ImageProcessor, which rounds sides down to multiples of {rounds_down}; of "
+                f"{self._family.title} that is not done"
+            )
         try:
             return shaped(size, pad, common)
         except _Refused as error:

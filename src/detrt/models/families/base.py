@@ -55,7 +55,7 @@ class Processor:
     their files as later ones do.
     square: images are padded to a square of their long side before they are resized.
     one_size: images are fitted into the one size that the model takes.
-    rounds_down: sides are rounded down to multiples of the patch.
+    rounds_down: sides between two edges are rounded down to multiples of it; 0: they are not.
     rescale_key: do_rescale may be called `rescale`, as in its first files.
     idle: further keys of its files that say nothing about pixels.
     needs: packages that it needs. like: another processor with the same steps, which needs fewer packages.
@@ -68,7 +68,7 @@ class Processor:
     antialiased_in: tuple[str, ...] = ()
     square: bool = False
     one_size: bool = False
-    rounds_down: bool = False
+    rounds_down: int = 0
     rescale_key: bool = False
     idle: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()

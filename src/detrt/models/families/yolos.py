@@ -92,7 +92,7 @@ FAMILIES = (
         multiple_of="patch",
         shortest_edge=True,
         queries=("num_detection_tokens",),
-        processor=Processor("Yolos", EDGES, rounds_down=True),
+        processor=Processor("Yolos", EDGES, rounds_down=16),
         licence="MIT",
         **SOFTMAX,
         random=(
