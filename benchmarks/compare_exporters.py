@@ -8,7 +8,7 @@ CLONES holds clones of facebookresearch/detr, lyuwenyu/RT-DETR and Peterande/D-F
 `rfdetr`. Deformable DETR and Grounding DINO have no exporter of their authors, so detrt's seeded weights are taken. The graphs of others
 are FP32, as their scripts write them, and become FP16 with NVIDIA's AutoCast (`nvidia-modelopt`, `onnx-graphsurgeon`), because
 TensorRT-RTX takes the types of the graph. Weights are random, with classes spread so that queries are not selected by rounding.
-Graphs of others have the batch size of `export`; detrt's take any.
+Graphs of others have the batch size of `export`; detrt's take any. AutoCast holds every tensor of a graph: 20 GB at batch size 8.
 
 Needs, beside detrt's extras: torchvision, nvidia-modelopt, onnx-graphsurgeon, polygraphy, rfdetr. `time` needs a GPU, and `build` does
 without --sm; with it, such as --sm 89, it prints how many kernels each engine has, which runs on that GPU alone.
@@ -269,57 +269,13 @@ def leave_out():
     sys.modules["torch.utils.tensorboard"] = _Absent("torch.utils.tensorboard")
 
 
-def ranges_of(runner, inputs=None):
-    """What AutoCast's ReferenceRunner.run finds, with ranges taken in the graph: all its tensors at a batch of eight are 20 GB."""
-    import onnx
-    import onnxruntime
-    from modelopt.onnx.autocast.referencerunner import TensorStats
-    from modelopt.onnx.utils import clear_stale_value_info
-    from onnx.helper import make_node, make_tensor_value_info
-    from onnx.numpy_helper import from_array
-    from polygraphy.backend.onnx.util import all_tensor_names, get_input_metadata
-    from polygraphy.comparator import DataLoader
-
-    model = onnx.ModelProto()
-    model.CopyFrom(runner.model)
-    clear_stale_value_info(model)
-    feeds = inputs or DataLoader(val_range={"": (-1, 1)}, input_metadata=get_input_metadata(model.graph))[0]
-    graph, names = model.graph, all_tensor_names(model)
-    graph.initializer.extend([from_array(np.array([-1]), "range:row"), from_array(np.zeros(1, np.float32), "range:zero")])
-    del graph.output[:]
-    for name in names:
-        row, floats, padded, low, high, shape = (
-            f"range:{what}:{name}" for what in ("row", "floats", "padded", "low", "high", "shape")
-        )
-        graph.node.extend([
-            make_node("Reshape", [name, "range:row"], [row]),
-            make_node("Cast", [row], [floats], to=onnx.TensorProto.FLOAT),
-            make_node("Concat", [floats, "range:zero"], [padded], axis=0),  # an empty tensor has no range
-            make_node("ReduceMin", [padded], [low], keepdims=0),
-            make_node("ReduceMax", [padded], [high], keepdims=0),
-            make_node("Shape", [name], [shape]),
-        ])  # fmt: skip
-        graph.output.extend([make_tensor_value_info(end, onnx.TensorProto.FLOAT, ()) for end in (low, high)])
-        graph.output.append(make_tensor_value_info(shape, onnx.TensorProto.INT64, None))
-    options = onnxruntime.SessionOptions()
-    options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED  # not all ranges after all tensors
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    ends = session.run(None, feeds)
-    return dict(feeds) | {
-        name: TensorStats(max(-low, high), low, high, tuple(shape.tolist()))
-        for name, low, high, shape in zip(names, ends[::3], ends[1::3], ends[2::3], strict=True)
-    }
-
-
 def to_fp16(path):
     """Write `path` with AutoCast's FP16, beside it. Returns seconds. In a process of its own, since it takes a minute of one core."""
     start = time.perf_counter()
     leave_out()
     import onnx
     from modelopt.onnx.autocast import convert_to_mixed_precision
-    from modelopt.onnx.autocast.referencerunner import ReferenceRunner
 
-    ReferenceRunner.run = ranges_of
     onnx.save(
         convert_to_mixed_precision(str(path), low_precision_type="fp16", keep_io_types=True), path.with_suffix(".fp16.onnx")
     )
