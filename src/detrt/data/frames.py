@@ -25,7 +25,9 @@ class FramesWarning(Warning):  # no UserWarning: readers in threads ignore those
 def warn_of_frames(image: Image.Image, name: str) -> None:
     """Warn where a file, whose pixels were read, has more frames than that. name: of the file in messages."""
     count = 1
-    with contextlib.suppress(Exception):  # Pillow's parsers raise nearly anything for damaged frames
+    with contextlib.suppress(Exception), warnings.catch_warnings():  # Pillow's parsers raise nearly anything for damaged frames
+        for category in (UserWarning, RuntimeWarning):  # Pillow's, of tags and sizes
+            warnings.simplefilter("ignore", category)
         if image.format == "TIFF":
             count = _pages(image)
         elif image.format in _FRAMES and getattr(image, "is_animated", False):
