@@ -157,6 +157,7 @@ SETTINGS = {
     },
     "numbers": {"size": {"height": 64, "width": 64}, "do_rescale": False, "do_normalize": True, "image_mean": [9, 99, 120]},
     "bicubic": {"size": {"height": 64, "width": 64}, "resample": 3, "rescale_factor": 1 / 127.5, "do_normalize": False},
+    "nulls": {"size": {"height": 64, "width": 128}, "do_rescale": None, "do_normalize": None, "do_pad": None},
 }
 IMAGES = [np.random.default_rng(5).integers(0, 256, (*size, 3), dtype=np.uint8) for size in ((75, 101), (140, 61), (90, 90))]
 
@@ -290,6 +291,16 @@ def test_unusable_file_is_named(text, words, tiny, tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(text)
     with pytest.raises(SourceError, match=f"preprocessor_config.json'.*{words}"):
         read_input_spec(tmp_path, BY_NAME["rt_detr"], tiny("rt_detr").module.config)
+
+
+@pytest.mark.parametrize("name", ["conditional_detr", "d_fine"])
+def test_a_processor_that_rounds_sides_of_another_family(name, tiny, tmp_path):
+    """Each had images of another size than transformers gives it."""
+    write(tmp_path, {"image_processor_type": "YolosImageProcessor", "size": {"shortest_edge": 64, "longest_edge": 96}})
+    with pytest.raises(SourceError, match="YolosImageProcessor, which rounds sides down to multiples of 16.*`resize="):
+        read_input_spec(tmp_path, BY_NAME[name], tiny(name).module.config)
+    write(tmp_path, {"image_processor_type": "YolosImageProcessor", "size": {"height": 64, "width": 96}})
+    assert read_input_spec(tmp_path, BY_NAME[name], tiny(name).module.config).size_hw == (64, 96)
 
 
 def test_another_filter_without_antialiasing(tiny, tmp_path):
