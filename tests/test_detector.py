@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import io
 import itertools
+import pickle
 import threading
 import time
 
@@ -49,6 +51,14 @@ def test_list_in_list_out():
     assert [d.image_size_hw for d in found] == [(10, 20), (30, 5), (8, 12)]
     assert found[0].boxes_xyxy.tolist() == [[5, 2.5, 15, 7.5]] and found[0].labels == ("cat",)
     assert detector([]) == [] and len(log) == 3
+
+
+def test_a_detector_for_another_process_is_opened_there():
+    """`multiprocessing` said that it cannot pickle a module."""
+    detector = Detector(make_session(make_spec()))
+    for copied in (pickle.dumps, copy.deepcopy, copy.copy):
+        with pytest.raises(TypeError, match=r"cannot be pickled or copied; open one in each process: Detector\('bundle'\)"):
+            copied(detector)
 
 
 def test_all_kinds_of_images(tmp_path):

@@ -305,6 +305,11 @@ class Detector:
     def __getattr__(self, name: str) -> Any:
         raise no_attribute(self, name, _METHODS.get(name, ""))
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a detector holds an open model and cannot be pickled or copied; open one in each process: Detector('bundle')"
+        )
+
     def _ids_of(self, classes: Sequence[str | int] | None) -> Collection[int] | None:
         """Class ids of names and ids. Raises SpecError for unknown ones."""
         return None if classes is None else frozenset(self.spec.class_ids(classes))
