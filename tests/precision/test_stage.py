@@ -539,7 +539,9 @@ def test_the_search_keeps_the_block_that_overflows_and_goes_on_after_a_stop(tmp_
     assert result.left_out and all(b.startswith("encoder.layers.0") for b in result.left_out) and result.runs > 6
     assert "no times" in result.verdict and result.result.ms is None
     again = Search(model, SPEC, config, images(), blind).run()
-    assert again.runs == 0 and again.left_out == result.left_out
+    assert again.runs == 0 and again.left_out == result.left_out and not again.warnings
+    other = Search(model, SPEC, replace(config, keep_fp32=("backbone.stem",)), images(), blind)
+    assert "measurements of another model, other images or choices" in other.warnings[0] and not other.measurements
     assert plot(result).startswith("<svg") and "encoder.layers.0.fc1" in plot(result)
     state.write_text("{")
     with pytest.raises(GraphError, match="resume file .* cannot be read as JSON"):

@@ -354,7 +354,10 @@ class Search:
         try:
             data = files.read_json(path, "resume file", GraphError, advice="delete it, or give another `state`")
             if data["schema"] != _SCHEMA or data["key"] != self.key:
-                return {}  # of another model, images or choices
+                self.warnings.append(
+                    f"'{path}' had measurements of another model, other images or choices, and now has those of this search"
+                )
+                return {}
             if data["where"] != self.where:
                 self.warnings.append(
                     f"the measurements in '{path}' are of {data['where']}; they are made again with {self.where}"
