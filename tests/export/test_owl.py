@@ -286,7 +286,7 @@ def test_image_queries_that_are_refused(exported, models, tmp_path, capsys):
         assert words in error and "Traceback" not in error and not found.exists(), (options, error)
     with pytest.raises(PromptError, match="give at least one"):
         ImageQueries(())
-    with pytest.raises(PromptError, match="2 names of 1 query images"):
+    with pytest.raises(PromptError, match="2 names of 1 query image"):
         ImageQueries((image,), ("a", "b"))
     with pytest.raises(ExportError, match="`image_queries` is for OWL-ViT and OWLv2"):
         export_onnx(load_source("random:omdet_turbo/tiny"), tmp_path / "m.onnx", ExportConfig(image_queries=True))

@@ -249,7 +249,7 @@ def test_unknown_lowering_is_named():
 def test_other_number_of_level_sizes_is_named():
     model = graph_of(CASES["three levels"], constant=True)
     model.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.array([[2, 2]]), "shapes"))
-    with pytest.raises(GraphError, match="'/layer/attn' has 3 levels of points but 1 level sizes"):
+    with pytest.raises(GraphError, match="'/layer/attn' has 3 levels of points but 1 level size"):
         lower_msda(model, "gather")
 
 
