@@ -461,6 +461,7 @@ def test_calibration_images_are_found(tmp_path, photos):
     for place, message in (
         (tmp_path / "no", "no calibration folder"),
         (tmp_path / "empty", "has no images"),
+        (photos / "0.png", "is one image; give the folder that it is in, `calibration="),
     ):
         with pytest.raises(ImageError, match=message):
             find_images(place, 9)

@@ -109,6 +109,8 @@ def find_images(path: Path, limit: int) -> tuple[list[Path], Path | None]:
         return _spread(results, limit), None
     if not path.is_file():
         raise ImageError(f"there is no calibration folder or COCO file '{path}'; give `calibration=DIR` or FILE.json")
+    if path.suffix.lower() in IMAGE_SUFFIXES:
+        raise ImageError(f"'{path}' is one image; give the folder that it is in, `calibration={path.parent}`, or a COCO file")
     try:
         data = files.read_json(path, "COCO file", ImageError, most=files.LONGEST_DATA_SET)
         names = [str(image["file_name"]) for image in data["images"]]
