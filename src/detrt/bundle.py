@@ -389,6 +389,12 @@ _GENERATION = re.compile(r"\..+\.[0-9a-f]{8}\.files")
 _STALE = ".stale"  # in that folder: names of the earlier bundle that go
 
 
+def check_outside(path: Path) -> None:
+    """Raise OutputError for a file of a bundle that something else than `writing_bundle` would replace: the bundle would not open again."""
+    if path.is_file() and (path.parent / MANIFEST).is_file():
+        raise OutputError(f"'{path.parent}' is a bundle, whose '{path.name}' would be replaced; give another output path")
+
+
 def _move_in(temporary: Path, place: Path) -> None:
     """Replace the files of a bundle by those of `temporary`: at every moment `detrt.json` names the old ones or the new ones, whole."""
     with files.locked(place):

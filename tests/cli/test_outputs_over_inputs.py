@@ -135,6 +135,18 @@ def test_a_text_replaces_no_other_kind_of_file(cli, folder, target):
     assert digests(folder) == before
 
 
+@pytest.mark.parametrize(
+    "line",
+    [("export", "model.onnx", "bundle"), ("export", "model.onnx", "bundle/model.onnx"), ("deepstream", "model.onnx", "bundle")],
+)
+def test_a_graph_replaces_none_of_a_bundle(cli, folder, line):
+    """Its digest in the manifest would be that of the one before, and the bundle would not open again."""
+    *words, output = line
+    before = digests(folder)
+    assert "'bundle' is a bundle, whose 'model.onnx' would be replaced" in cli(*words, "-o", output, code=2).err
+    assert digests(folder) == before
+
+
 @pytest.mark.parametrize("name", LINES)
 def test_a_file_is_not_named_as_standard_output_is(cli, folder, name):
     """Where `-` is standard output, `--help` says so; elsewhere no file `-` is written."""

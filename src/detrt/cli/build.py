@@ -192,6 +192,7 @@ def export(
 
     Given an ONNX file of another exporter, bring it into detrt's contract, checked against the file.
     """
+    from ..bundle import check_outside
     from ..graph.dialect import for_typed_parser
     from ..precision.capability import check_before
     from ..precision.stage import export_converted
@@ -204,6 +205,7 @@ def export(
     warnings = check_before(precision)
     path = output if output.suffix == ".onnx" else output / "model.onnx"
     files.check_place(path)
+    check_outside(path)
     if path.is_file() and os.path.realpath(path) == os.path.realpath(model):
         raise OutputError(f"--output '{path}' is the file that is exported; give another output path")
     form, low = for_typed_parser if for_tensorrt else None, precision.target != Precision.FP32

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .. import files
-from ..bundle import Bundle
+from ..bundle import Bundle, check_outside
 from ..data.interpolate import interpolate
 from ..data.postprocess import count_candidates
 from ..data.preprocess import BatchPlan, SizeHW, check_size, plan_batch, preprocessing_words
@@ -61,9 +61,10 @@ def write_deepstream(model: Path | str, output: Path | str, config: DeepStreamCo
 
     Raises:
         SpecError: what nvinfer cannot do, by its name, or a bundle without a graph.
-        GraphError: a graph that cannot be read. OutputError: files that cannot be written.
+        GraphError: a graph that cannot be read. OutputError: files that cannot be written, or that are a bundle's.
     """
     config, output = config or DeepStreamConfig(), Path(output)
+    check_outside(output / MODEL)
     path, spec = _graph_of(Path(model))
     _check(path, spec, config.resize)
     masks = spec.has_masks and not config.no_masks
