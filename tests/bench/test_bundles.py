@@ -201,7 +201,7 @@ def test_the_command(bundle, tmp_path):
         (["--batches", "257"], "from 1 to 256"),
         (["--backends", "tpu"], "got tpu"),
         (["--backends", "tensorrt-rtx"], "what is built for it runs with --backends tensorrt"),
-        (["--plot", "x.pdf"], "must end in .svg or .png"),
+        (["--plot", "x.pdf"], "ends in .svg or .png"),
         (["--plot", "/dev/null/x.svg"], "a part of the path is a file"),
         (["--prompt", "a cat."], "takes no prompt"),
         (["--ground-truth", "x.json"], "needs both"),
