@@ -360,6 +360,8 @@ def refuse_replacing(outputs: Sequence[Output], inputs: Iterable[Path | str]) ->
         for read in inputs:
             if _same(one.path, read) or (read.is_dir() and _is_part(read, Path(place))):
                 raise OutputError(f"{one.name} '{one.path}' would replace what is read ('{read}'); give another output path")
+        if one.path.name == MANIFEST:
+            raise OutputError(f"{one.name} '{one.path}' would replace the manifest of a bundle; give another output path")
         if one.text and not _is_text(one.path):
             raise OutputError(
                 f"{one.name} would replace '{one.path}', which is no text; give another output path, or remove it first"

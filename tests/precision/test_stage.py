@@ -544,9 +544,15 @@ def test_the_search_keeps_the_block_that_overflows_and_goes_on_after_a_stop(tmp_
     other = Search(model, SPEC, replace(config, keep_fp32=("backbone.stem",)), images(), blind)
     assert "measurements of another model, other images or choices" in other.warnings[0] and not other.measurements
     assert plot(result).startswith("<svg") and "encoder.layers.0.fc1" in plot(result)
-    state.write_text("{")
-    with pytest.raises(GraphError, match="resume file .* cannot be read as JSON"):
-        Search(model, SPEC, config, images(), blind)
+    for text, words in (
+        ("{", "resume file .* cannot be read as JSON"),
+        ('{"schema": 1, "spec": {}}', "is no resume file of a search; give another `state`"),  # a manifest, which was replaced
+        ("[]", "is no resume file of a search"),
+    ):
+        state.write_text(text)
+        with pytest.raises(GraphError, match=words):
+            Search(model, SPEC, config, images(), blind)
+    state.unlink()
     with pytest.raises(GraphError, match="needs annotations"):
         Search(model, SPEC, replace(config, budget=("ap", 0.1), state=None), images(), blind)
     with pytest.raises(GateError, match="with no block in fp16, drift still changes .* `precision=fp32`"):

@@ -352,7 +352,9 @@ class Search:
         if path is None or not path.is_file():
             return {}
         try:
-            data = files.read_json(path, "resume file", GraphError, advice="delete it, or give another `state`")
+            data = files.read_json(path, "resume file", GraphError, advice="give another `state`, or delete it")
+            if not isinstance(data, dict) or not {"schema", "key", "measured"} <= data.keys():  # it would be replaced
+                raise GraphError(f"'{path}' is no resume file of a search; give another `state`")
             if data["schema"] != _SCHEMA or data["key"] != self.key:
                 self.warnings.append(
                     f"'{path}' had measurements of another model, other images or choices, and now has those of this search"
@@ -365,7 +367,7 @@ class Search:
                 return {}
             return {str(name): Measured(**one) for name, one in data["measured"].items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise GraphError(f"the resume file '{path}' is damaged ({error!r}); delete it, or give another `state`") from None
+            raise GraphError(f"the resume file '{path}' is damaged ({error!r}); give another `state`, or delete it") from None
 
     def _save(self) -> None:
         if self.config.state is not None:
