@@ -137,6 +137,21 @@ def test_a_text_replaces_no_other_kind_of_file(cli, folder, target):
 
 @pytest.mark.parametrize(
     "line",
+    [
+        ("info", "model.onnx", "--json"),
+        ("build", "model.onnx", "-o", "new", "--json"),
+        ("eval", "found.json", "--ground-truth", "gt.json", "--save"),
+    ],
+)
+def test_no_file_replaces_the_manifest_of_a_bundle(cli, folder, line):
+    """JSON over JSON, also of a bundle that is not read: it did not open afterwards."""
+    before = digests(folder)
+    assert "would replace the manifest of a bundle" in cli(*line, "bundle/detrt.json", code=2).err
+    assert digests(folder) == before
+
+
+@pytest.mark.parametrize(
+    "line",
     [("export", "model.onnx", "bundle"), ("export", "model.onnx", "bundle/model.onnx"), ("deepstream", "model.onnx", "bundle")],
 )
 def test_a_graph_replaces_none_of_a_bundle(cli, folder, line):
