@@ -161,5 +161,5 @@ def test_ground_truth_of_a_comparison(exported, tmp_path, segmentation, kind):
             verify(OnnxSession(path), OnnxSession(path), [tmp_path / "a.png"], **choices)
         return
     report = verify(OnnxSession(path), OnnxSession(path), [tmp_path / "a.png"], **choices)
-    assert [check.name for check in report.checks if "AP on" in check.name] == [f"{kind} on 1 annotated images"]
+    assert [check.name for check in report.checks if "AP on" in check.name] == [f"{kind} on 1 annotated image"]
     assert any("not every annotation" in note for note in report.notes) is (kind == "AP")

@@ -160,10 +160,10 @@ def test_bytes_in_both_forms():
     [
         ({"shape": [1, 2], "data": ["a"]}, b"", "needs 2 numbers|needs 2"),
         ({"shape": [1, 1], "data": [1]}, b"", "as texts"),
-        ({"shape": [1, 1], "parameters": {"binary_data_size": 5}}, packed(b"abc"), "5 bytes|needs 1 elements"),
-        ({"shape": [1, 1], "parameters": {"binary_data_size": 7}}, b"\xff\xff\xff\xffabc", "needs 1 elements"),
+        ({"shape": [1, 1], "parameters": {"binary_data_size": 5}}, packed(b"abc"), "5 bytes|needs 1 element,"),
+        ({"shape": [1, 1], "parameters": {"binary_data_size": 7}}, b"\xff\xff\xff\xffabc", "needs 1 element,"),
         ({"shape": [1, 2], "parameters": {"binary_data_size": 7}}, packed(b"abc"), "needs 2 elements"),
-        ({"shape": [1, 1], "parameters": {"binary_data_size": 10}}, packed(b"a", b"b"), "needs 1 elements"),
+        ({"shape": [1, 1], "parameters": {"binary_data_size": 10}}, packed(b"a", b"b"), "needs 1 element,"),
         ({"shape": [1, 1], "parameters": {"binary_data_size": -1}}, packed(b"a"), "binary_data_size says -1"),
         ({"shape": [2**20, 2**20], "parameters": {"binary_data_size": 5}}, packed(b"a"), "elements"),
     ],

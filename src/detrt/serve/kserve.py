@@ -193,7 +193,7 @@ def _from_binary(tail: bytes | bytearray, offset: int, size: Any, shape: tuple[i
     if type(size) is not int or size != needed:
         raise bad(f"input '{name}' of shape {list(shape)} has {needed} bytes; binary_data_size says {json.dumps(size)[:40]}")
     if offset + size > len(tail):
-        raise bad(f"input '{name}' needs {size} bytes behind the JSON, from byte {offset}; there are {len(tail)}")
+        raise bad(f"input '{name}' needs {number_of(size, 'byte')} behind the JSON, from byte {offset}; there are {len(tail)}")
     # A view of the body: the worker gets a copy anyway.
     return np.frombuffer(tail, dtype, count=math.prod(shape), offset=offset).reshape(shape)
 
@@ -214,7 +214,7 @@ def _unpacked(tail: bytes | bytearray, offset: int, size: Any, shape: tuple[int,
         found.append(Bulk(view[offset : min(end, offset + length)]))
         offset += length
     if offset != end or len(found) != count:
-        raise bad(f"input '{name}' of shape {list(shape)} needs {count} elements, each behind its length in 4 bytes")
+        raise bad(f"input '{name}' of shape {list(shape)} needs {number_of(count, 'element')}, each behind its length in 4 bytes")
     return _objects(found, shape)
 
 
@@ -230,7 +230,7 @@ def _from_json(data: Any, shape: tuple[int, ...], dtype: str, name: str) -> NDAr
     count = math.prod(shape)
     numbers = data if len(shape) == 1 or not data or not isinstance(data[0], list) else _flat(data, shape, name)
     if len(numbers) != count:
-        raise bad(f"input '{name}' of shape {list(shape)} needs {count} numbers; 'data' has {len(numbers)}")
+        raise bad(f"input '{name}' of shape {list(shape)} needs {number_of(count, 'number')}; 'data' has {len(numbers)}")
     kinds = set(map(type, numbers))
     if list in kinds:
         raise bad(f"input '{name}': 'data' must be numbers, flat or nested as the shape {list(shape)}")
