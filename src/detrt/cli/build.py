@@ -208,21 +208,12 @@ def export(
     check_outside(path)
     if path.is_file() and os.path.realpath(path) == os.path.realpath(model):
         raise OutputError(f"--output '{path}' is the file that is exported; give another output path")
-    form, low = for_typed_parser if for_tensorrt else None, precision.target != Precision.FP32
+    form = for_typed_parser if for_tensorrt else None
     with show.progress() as step:
         step("load", None, model)
-        write = partial(
-            _export_foreign if model.lower().endswith(".onnx") else _export_checkpoint,
-            model,
-            config=config,
-            precision=precision,
-            load=load,
-            say=lambda text: step("export", None, text),
-            form=form,
-            converted=low,
-        )
+        job = _ExportJob(model, config, precision, load, lambda text: step("export", None, text), form)
         done, typed = export_converted(
-            write,
+            partial(_export_foreign if model.lower().endswith(".onnx") else _export_checkpoint, job),
             path,
             precision,
             lambda fraction, text: step("precision", fraction, text),
@@ -251,38 +242,37 @@ class _Exported:
 Say = Callable[[str], None]
 
 
-def _export_checkpoint(
-    model: str,
-    path: Path,
-    config: ExportConfig,
-    precision: PrecisionConfig,
-    load: LoadOptions,
-    say: Say,
-    form: Form | None,
-    converted: bool,
-) -> _Exported:
+@dataclass(frozen=True, slots=True)
+class _ExportJob:
+    """What is exported, and how. form: changes the graph in place, see `export_converted`."""
+
+    model: str
+    config: ExportConfig
+    precision: PrecisionConfig
+    load: LoadOptions
+    say: Say
+    form: Form | None
+
+    @property
+    def converted(self) -> bool:
+        """Whether the graph is converted to another precision after the export, and gets its form then."""
+        return self.precision.target != Precision.FP32
+
+
+def _export_checkpoint(job: _ExportJob, path: Path) -> _Exported:
     from ..export import export_onnx
     from ..models.load import load_source
     from ..pipeline import check_prompt
 
-    source = load_source(model, load)
-    check_prompt(source.spec, precision)
-    report = export_onnx(source, path, config, progress=say, form=form, converted=converted)
+    source = load_source(job.model, job.load)
+    check_prompt(source.spec, job.precision)
+    report = export_onnx(source, path, job.config, progress=job.say, form=job.form, converted=job.converted)
     return _Exported(
         report, source.family.title, source.provenance.parameters, "PyTorch", (*source.notes, *name_notes(report.spec.labels))
     )
 
 
-def _export_foreign(
-    model: str,
-    path: Path,
-    config: ExportConfig,
-    precision: PrecisionConfig,
-    load: LoadOptions,
-    say: Say,
-    form: Form | None,
-    converted: bool,
-) -> _Exported:
+def _export_foreign(job: _ExportJob, path: Path) -> _Exported:
     from ..backends.targets import graph_opener
     from ..evaluation.models import is_foreign
     from ..export.foreign import export_foreign
@@ -290,13 +280,15 @@ def _export_foreign(
     from ..models.foreign import read_foreign
     from ..pipeline import check_prompt, refuse_export_choices
 
+    model = job.model
     check_model_file(Path(model))
     if not is_foreign(model):
         raise SourceError(f"'{model}' is an ONNX file, exported already; build engines from it with: detrt build {model} -o OUT")
-    refuse_export_choices(model, replace(config, check=True), LoadOptions(), builds=False, checkpoint=False)
-    foreign = read_foreign(model, load, graph_opener().run_graph)
-    check_prompt(foreign.spec, precision)
-    report, notes = export_foreign(foreign, path, check=config.check, say=say, form=None if converted else form)
+    refuse_export_choices(model, replace(job.config, check=True), LoadOptions(), builds=False, checkpoint=False)
+    foreign = read_foreign(model, job.load, graph_opener().run_graph)
+    check_prompt(foreign.spec, job.precision)
+    form = None if job.converted else job.form
+    report, notes = export_foreign(foreign, path, check=job.config.check, say=job.say, form=form)
     title = f"layout {foreign.graph.layout.name}"
     return _Exported(
         report, title, foreign.provenance().parameters, "the original", (*foreign.notes, *notes, *name_notes(report.spec.labels))
