@@ -55,7 +55,7 @@ class Writes:
     @property
     def text(self) -> bool:
         """Whether that is a text, and not an image, a graph or a folder."""
-        return self.format in ("JSON", "JSON lines", "CSV", "HTML", "HTML or Markdown")
+        return self.format in TEXTS
 
     @property
     def suffixes(self) -> tuple[str, ...]:
@@ -63,13 +63,16 @@ class Writes:
         return FORMATS[self.format]
 
 
-# What options write -> ends of its names. A graph may have the name of a folder.
-FORMATS: dict[str, tuple[str, ...]] = {
+# What options write -> ends of its names: texts, and all. A graph may have the name of a folder.
+TEXTS: dict[str, tuple[str, ...]] = {
     "JSON": (".json",),
     "JSON lines": (".jsonl", ".json", ".ndjson"),
     "CSV": (".csv",),
     "HTML": (".html", ".htm"),
     "HTML or Markdown": (".html", ".htm", ".md", ".markdown"),
+}
+FORMATS = {
+    **TEXTS,
     "figure": (".svg", ".png"),
     "graph": (".onnx",),
     "folder": (),
@@ -94,7 +97,7 @@ def check_name(flag: str, path: str, written: Writes, others: Mapping[str, Write
         return
     fitting = [other for other, mark in others.items() if suffix in mark.suffixes]
     wanted = f"a name that ends in {' or '.join(written.suffixes)}" if written.suffixes else "the name of a folder"
-    what = f"a {written.format}" if written.format.islower() else written.format
+    what = written.format if written.text else f"a {written.format}"
     raise DetrtError(
         f"{flag} writes {what}, and '{path}' has the name of another format, {suffix}; give {wanted}"
         + (f", or {' or '.join(fitting)} for {suffix}" if fitting else "")
