@@ -226,7 +226,9 @@ def _device(torch: Any, kind: str, requested: str | None, name: str) -> Any:
                 f"'{name}' was compiled for a GPU, and PyTorch sees no CUDA device here; build another with: `build(device=cpu)`"
             )
         if (device.index or 0) >= torch.cuda.device_count():
-            raise SessionError(f"`device={requested}`: there are {number_of(torch.cuda.device_count(), 'GPU')} here, from cuda:0")
+            raise SessionError(
+                f"`device={requested}`: PyTorch sees {number_of(torch.cuda.device_count(), 'GPU')} here, from cuda:0"
+            )
     return device
 
 
