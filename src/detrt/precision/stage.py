@@ -83,9 +83,8 @@ def export_converted(
         done = export(folder / path.name)
         file, spec = done.report.path, done.report.spec
         prompted = form is not None and check and spec.text is not None
-        text = (
-            text_feeds(file, DRAWN_SCENE_PROMPT)[0] if prompted else {}
-        )  # while it is FP32: ONNX Runtime opens no BF16 on a CPU
+        # While it is FP32: ONNX Runtime opens no BF16 on a CPU.
+        text = text_feeds(file, DRAWN_SCENE_PROMPT)[0] if prompted else {}
         converted = convert_file(file, spec, precision, progress)
         model = graph.load(file)
         if form is not None:
