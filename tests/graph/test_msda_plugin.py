@@ -14,6 +14,7 @@ pytest.importorskip("torch", reason="needs the 'export' extra")
 
 from fake_tensorrt import FakeCuda, fake_trt
 
+from detrt.backends.onnxruntime.session import OnnxSession
 from detrt.backends.open import open_session
 from detrt.backends.tensorrt import EngineConfig, build_engine
 from detrt.backends.tensorrt.rewrite import rewrite
@@ -71,6 +72,21 @@ def test_own_plugin_node_has_its_attributes_and_name(plugin_exports):
     assert {o.domain for o in model.opset_import} == {"", "detrt"}
     assert [v.name for v in model.graph.input] == ["pixel_values"]
     assert [v.name for v in model.graph.output] == ["logits", "pred_boxes"]
+
+
+@pytest.mark.parametrize("how", ["plugin", "nvidia-plugin"])
+def test_a_file_with_plugin_nodes_tells_what_the_standard_graph_selects(plugin_exports, how):
+    """`verify` gives both models the selections of one: it called every FP32 file with such nodes different."""
+    feeds = {"pixel_values": np.random.default_rng(3).integers(0, 256, (2, 3, 96, 128), dtype=np.uint8)}
+    found = {}
+    for name in (how, "gather"):
+        with OnnxSession(plugin_exports[name]) as session:
+            found[name] = session.selections(feeds)
+    (outputs, choices), (expected, standard) = found[how], found["gather"]
+    assert len(choices.selections) == 1 and all(map(np.array_equal, choices.selections, standard.selections))
+    assert list(outputs) == list(expected)
+    for name, array in outputs.items():
+        np.testing.assert_allclose(array, expected[name], atol=1e-4)
 
 
 def test_nvidia_plugin_node_equals_the_standard_graph(plugin_exports):

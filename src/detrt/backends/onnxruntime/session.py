@@ -254,11 +254,12 @@ class OnnxSession(BaseSession):
     def selections(self, feeds: Feeds) -> tuple[Outputs, Choices]:
         """Of a file, read from a second session of it, which is closed after the run. Values of 16 bits are rounded on the CPU."""
         from ...graph.emulate_low_precision import emulate, has_16_bit
+        from ...graph.msda_plugin import runnable
 
         if self._told is None:
             view = self._view()
             model = emulate(view.model, view.types) if self.info.device == CPU and has_16_bit(view.types) else view.model
-            with OnnxSession.telling(model, self.spec) as session:
+            with OnnxSession.telling(runnable(model), self.spec) as session:
                 return session.selections(feeds)
         names, cuts = self._told
         outputs = self.run(feeds)
