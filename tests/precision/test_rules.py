@@ -336,6 +336,11 @@ def test_operations_are_counted_by_type():
         ),
         ({"precision": "fp16", "min_fraction": 2.0}, "`min_fraction` must be a number from 0 to 1"),
         ({"precision": "int8", "calibration": "x", "method": "kl"}, "`method` must be one of"),
+        ({"precision": "fp8", "calibration": "x", "method": "entropy"}, "which FP8 does not have; choose `method=mse`"),
+        (
+            {"precision": "auto", "low": "fp8", "budget": ("drift", 0.1), "calibration": "x", "method": "entropy"},
+            "which FP8 does not have",
+        ),
     ],
 )
 def test_choices_are_refused_at_once(choices, message):

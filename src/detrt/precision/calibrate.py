@@ -25,7 +25,7 @@ from ..data.coco import file_in
 from ..data.datasets import image_folder, is_dataset, load_dataset
 from ..data.images import IMAGE_SUFFIXES, ImageSource, load_image
 from ..data.preprocess import preprocess
-from ..errors import GraphError, ImageError
+from ..errors import ImageError
 from ..graph.clean import serialized
 from ..graph.emulate_low_precision import emulate, needs_emulation
 from ..graph.operators import FILL_LIMIT, GEMM
@@ -389,14 +389,9 @@ def threshold(
     """The |x| that maps to the largest value of the low type; larger values are clipped.
 
     counts: (BINS,) of |x| up to absmax. low: INT8 or FP8. positive: of unsigned INT8.
-
-    Raises:
-        GraphError: entropy for FP8, whose steps are not uniform.
     """
     if method == "auto":
         method = "mse"
-    if method == "entropy" and low == Precision.FP8:
-        raise GraphError("entropy calibration needs uniform steps, which FP8 does not have; choose mse, percentile or minmax")
     if absmax <= 0 or counts.sum() == 0:
         return max(absmax, 1.0)
     if method == "minmax":

@@ -187,6 +187,10 @@ class PrecisionConfig:
             check_one_of("the kind of `budget`", kind, BUDGETS, GraphError)
             if not (is_finite(allowed) and allowed >= 0):
                 raise GraphError(f"`budget={kind}=...` must be a number of at least 0; got {allowed!r}")
+        if self.method == "entropy" and self.target == Precision.FP8:
+            raise GraphError(
+                "`method=entropy` needs uniform steps, which FP8 does not have; choose `method=mse`, percentile or minmax"
+            )
         if self.prompt is not None and self.calibration is None:
             raise GraphError(f"`prompt={self.prompt!r}` needs the images of `calibration`; give those too, or leave it out")
 
