@@ -194,7 +194,7 @@ def _planned(
         job.builder.check(job.configs, plan)
     _check_installed(jobs, checkpoint=not from_graph)
     makes = [job for job in jobs if job.makes]
-    warnings = check_before(precision, alone=not makes)
+    warnings = check_before(precision, alone=not makes, tf32=any(job.builder.has_tf32(job.configs) for job in jobs))
     if from_graph:
         if held is None:
             check_model_file(Path(model))

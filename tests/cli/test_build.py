@@ -671,8 +671,12 @@ def test_the_last_line_names_the_faster_target(cli, place, monkeypatch, works):
     }
 
 
-# What a target does not have; FP8 with TensorRT-RTX on the GPUs of its default `--sm`. All else is built, with images for what needs them.
-LACKING = {("inductor", "int8"), ("inductor", "fp8"), ("inductor", "auto"), ("tensorrt-rtx", "int8"), ("tensorrt-rtx", "fp8")}
+# What a target does not have; FP8 with TensorRT-RTX on the GPUs of its default `--sm`, TF32 on a CPU. All else is built, with images for
+# what needs them.
+LACKING = {
+    ("inductor", "int8"), ("inductor", "fp8"), ("inductor", "auto"), ("tensorrt-rtx", "int8"), ("tensorrt-rtx", "fp8"),
+    ("inductor", "tf32"), ("onnx", "tf32"), ("openvino", "tf32"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -150,6 +150,10 @@ class Builder(ABC):
         """Whether it does something to a bundle that has its graph."""
         return True
 
+    def has_tf32(self, configs: Sequence[Any]) -> bool:
+        """Whether something of it computes a graph in FP32 with TF32 where that is asked for."""
+        return False
+
     def compares(self, configs: Sequence[Any]) -> bool:
         """Whether `ExportConfig.check` says something about the files, so that it has an effect without an export."""
         return False

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from ..errors import GraphError
 from ..spec import Precision
 from .config import PrecisionConfig
 
 
-def check_before(config: PrecisionConfig, *, alone: bool = False) -> list[str]:
+def check_before(config: PrecisionConfig, *, alone: bool = False, tf32: bool = False) -> list[str]:
     """Check before minutes of work that images are named where they are needed, and exist; returns warnings.
 
-    alone: whether nothing but the ONNX graph is built, which ONNX Runtime then has to run.
+    alone: whether nothing but the ONNX graph is built, which ONNX Runtime then has to run. tf32: whether something that is built has TF32.
 
     Raises:
-        GraphError: none are named. ImageError: they are not there.
+        GraphError: none are named, or TF32 is asked for where nothing has it. ImageError: they are not there.
     """
+    if config.precision == Precision.TF32 and not tf32:
+        raise GraphError(
+            "`precision=tf32` has no effect here: an ONNX graph stays in FP32, and TF32 is how an engine, or a package for a GPU, computes it. "
+            "Leave it out, or build with `targets=tensorrt-rtx`, tensorrt, or inductor and `device=cuda`"
+        )
     config.check_images()
     if config.calibration is not None:
         from .calibrate import find_images

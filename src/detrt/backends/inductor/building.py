@@ -27,6 +27,9 @@ class PackageBuilder(Builder):
             for height, width in sides or [(asked.height, asked.width)]
         ]
 
+    def has_tf32(self, configs: Sequence[InductorConfig]) -> bool:
+        return any(config.device != DEVICES[0] for config in configs)
+
     def check(self, configs: Sequence[InductorConfig], plan: BuildPlan) -> None:
         check_packages(configs, plan.source, plan.export, plan.precision.precision)
 

@@ -35,13 +35,16 @@ class EngineBuilder(Builder):
     def resolved(self, configs: Sequence[EngineConfig], plan: BuildPlan) -> Sequence[EngineConfig]:
         return [replace(config, tf32=True) for config in configs] if plan.precision.precision == Precision.TF32 else configs
 
+    def has_tf32(self, configs: Sequence[EngineConfig]) -> bool:
+        return True
+
     def check(self, configs: Sequence[EngineConfig], plan: BuildPlan) -> None:
         for config in configs:
             check_sms(config)
         _check_engines(configs, plan)
         _check_placement(plan.precision.qdq_placement)
         precision = Precision.TF32 if plan.precision.precision == Precision.TF32 else plan.precision.target
-        if precision != Precision.FP32:
+        if precision != Precision.FP32 or not plan.from_graph:  # a graph that is there may have another one
             check_capability(precision, configs)
 
     def missing(self, configs: Sequence[EngineConfig]) -> list[MissingPackageError]:
@@ -92,8 +95,8 @@ class EngineBuilder(Builder):
         """
         _check_placement(work.recorded_precision.get("qdq_placement"))
         precision = work.graph_precision
-        if precision is not None and precision != Precision.FP32:
-            if work.precision.precision == Precision.TF32:
+        if precision is not None:
+            if precision != Precision.FP32 and work.precision.precision == Precision.TF32:
                 raise ExportError(
                     f"`precision=tf32` is for a graph in FP32, and this one is in {precision}; leave it out: `tf32` lets what is FP32 in the "
                     "graph use TF32. Or build from the checkpoint"
@@ -238,7 +241,7 @@ def check_capability(precision: Precision, engines: Sequence[EngineConfig]) -> N
 
 def _check_types(precision: Precision, config: EngineConfig) -> None:
     """Raises EngineError where the installed library has no such type, or detrt does not use it there."""
-    if precision == Precision.TF32 or not is_installed(config.target):
+    if precision in (Precision.FP32, Precision.TF32) or not is_installed(config.target):
         return
     trt = load_trt(config.target)
     if precision not in trt.row.types:
