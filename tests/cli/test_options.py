@@ -146,7 +146,11 @@ def test_an_option_without_effect_is_refused_even_at_its_default(run):
         ),
         (["build", "model.onnx", "-o", "out", "--target", "onnx", "--tf32"], "--tf32", "--target tensorrt-rtx"),
         (["build", "model.onnx", "-o", "out", "--precision", "tf32"], "--precision tf32", "--target tensorrt-rtx"),
-        (["build", "random:detr/tiny", "-o", "out", "--target", "inductor", "--precision", "tf32"], "--precision tf32", "--device cuda"),
+        (
+            ["build", "random:detr/tiny", "-o", "out", "--target", "inductor", "--precision", "tf32"],
+            "--precision tf32",
+            "--device cuda",
+        ),
         (["export", "random:detr/tiny", "-o", "o.onnx", "--precision", "tf32"], "--precision tf32", "Leave it out"),
         (["build", "model.onnx", "-o", "out", "--plugin", "p.so"], "--plugin", "--target tensorrt"),
         (["build", "model.onnx", "-o", "out", "--target", "onnx", "--trust-remote-code"], "--trust-remote-code", "leave it out"),

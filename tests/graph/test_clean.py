@@ -315,13 +315,17 @@ def test_session_reads_the_saved_spec(model, tmp_path):
     assert OnnxSession(tmp_path / "model.onnx").spec == make_spec()
 
 
-def stem(*, kernel=2, pads=(0, 0, 0, 0, 0, 0, 1, 1), value=0.0, mode="constant", relu=True, ceil=0, stride=1, own=(0, 0, 0, 0)):
+def stem(
+    *, kernel=2, pads=(0, 0, 0, 0, 0, 0, 1, 1), value=0.0, mode="constant", relu=True, ceil=0, stride=1, own=(0,) * 4, places=()
+):
     """The stem of HGNetV2: one Pad that a MaxPool and a convolution read."""
     rng = np.random.default_rng(0)
     nodes = [
         helper.make_node("Relu" if relu else "Neg", ["x"], ["seen"]),
         helper.make_node("Pad", ["seen", "amounts", "value"], ["padded"], mode=mode),
-        helper.make_node("MaxPool", ["padded"], ["pooled"], kernel_shape=[kernel] * 2, strides=[stride] * 2, ceil_mode=ceil),
+        helper.make_node(
+            "MaxPool", ["padded"], ["pooled", *places], kernel_shape=[kernel] * 2, strides=[stride] * 2, ceil_mode=ceil
+        ),
         helper.make_node("Conv", ["padded", "weight"], ["convolved"], kernel_shape=[kernel] * 2, pads=own),
     ]
     weights = {
@@ -334,7 +338,8 @@ def stem(*, kernel=2, pads=(0, 0, 0, 0, 0, 0, 1, 1), value=0.0, mode="constant",
         nodes,
         "stem",
         [info("x", TensorProto.FLOAT, ["n", 3, "h", "w"])],
-        [info(name, TensorProto.FLOAT, ["n", None, None, None]) for name in ("pooled", "convolved")],
+        [info(name, TensorProto.FLOAT, ["n", None, None, None]) for name in ("pooled", "convolved")]
+        + [info(name, TensorProto.INT64, ["n", None, None, None]) for name in places],
         [numpy_helper.from_array(array, name) for name, array in weights.items()],
     )
     return helper.make_model(g, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
@@ -372,6 +377,7 @@ STEMS = {
     "with steps and part windows": ({"stride": 2, "ceil": 1}, 1),
     "of data below zero": ({"relu": False}, 1),
     "as wide as the window": ({"pads": (0, 0, 0, 0, 0, 0, 2, 2)}, 1),
+    "that places count": ({"places": ("places",)}, 1),
     "of another number": ({"value": 1.0}, 0),
     "that reflects": ({"mode": "reflect"}, 0),
     "of no width": ({"pads": (0, 0, 0, 0, 0, 0, 0, 0)}, 2),
@@ -391,3 +397,25 @@ def test_padding_becomes_part_of_what_reads_it(name):
         want, got = run_graph(before.SerializeToString(), feeds), run_graph(after.SerializeToString(), feeds)
         for output in want:
             np.testing.assert_allclose(got[output], want[output], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("axes", "folded"), [(1, 0), (2, 1), (3, 0)])
+def test_a_scale_of_channels_is_that_of_images(axes, folded):
+    """(3, 1, 1) is a number for each channel of an image, for each depth of a volume, and more rows of a signal."""
+    rng = np.random.default_rng(0)
+    nodes = [helper.make_node("Conv", ["x", "w"], ["c"], "/Conv"), helper.make_node("Mul", ["c", "s"], ["y"], "/Mul")]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 2, *[3] * axes))]
+    constants = {"w": rng.standard_normal((3, 2, *[1] * axes)), "s": rng.standard_normal((3, 1, 1))}
+    g = helper.make_graph(
+        nodes,
+        "g",
+        inputs,
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(array.astype(np.float32), name) for name, array in constants.items()],
+    )
+    before = helper.make_model(g, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    after = onnx.ModelProto.FromString(before.SerializeToString())
+    assert clean.fold_affine(after) == folded
+    feeds = {"x": rng.standard_normal((1, 2, *[3] * axes)).astype(np.float32)}
+    want, got = (run_graph(one.SerializeToString(), feeds)["y"] for one in (before, after))
+    np.testing.assert_allclose(got, want, atol=1e-6)

@@ -339,6 +339,61 @@ def test_a_running_sum_of_unknown_length_is_a_product_with_a_computed_triangle(a
         np.testing.assert_allclose(run(written, {"x": x})[0], run(model, {"x": x})[0], rtol=1e-5, atol=1e-5)
 
 
+# (weights, their axes, rows of the table that are gathered, what reads the products) of matmuls that are not all sums of samples.
+PRODUCTS = {
+    "is an output": ((2, 3, 4, 5), (2, 3, 4, 5), "output"),
+    "of samples alone": ((2, 3, 4, 5), (2, 3, 4, 5), "sum"),
+    "of samples and others": ((2, 3, 4, 5), (2, 3, 4, 5), "two sums"),
+    "with fewer axes": ((2, 3, 4), (2, 3, 1), "sum"),
+    "with more axes": ((2, 3, 4, 5, 6), (2, 3, 4, 1, 6), "sum"),
+    "of a vector": ((2, 3, 4, 5), (), "sum"),
+}
+
+
+@pytest.mark.parametrize("opset", (12, 17))
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_matmuls_of_gathered_rows_keep_their_result(name, opset):
+    """Graphs of others may have such matmuls that are no deformable attention, and sums of it that are read elsewhere as well."""
+    shape, rows, readers = PRODUCTS[name]
+    width = 5 if name == "of a vector" else 6
+    constants = [("table", RNG.normal(size=(11, width)).astype(np.float32)), ("three", np.array([3]))]
+    nodes = []
+    for term, points in (("a", shape[-1]), ("b", 7 if readers == "two sums" else shape[-1])):
+        index = np.asarray(RNG.integers(0, 11, (*rows[:-1], points) if rows and rows[-1] > 1 else rows))
+        constants.append((f"rows_{term}", index))
+        axes = ["three"] if opset >= 13 else []
+        nodes += [
+            helper.make_node("Unsqueeze", [f"w_{term}", *axes], [f"u_{term}"], f"/U_{term}", **({} if axes else {"axes": [3]})),
+            helper.make_node("Gather", ["table", f"rows_{term}"], [f"g_{term}"], f"/G_{term}"),
+            helper.make_node("MatMul", [f"u_{term}", f"g_{term}"], [term], f"/M_{term}"),
+        ]
+    nodes += [helper.make_node("Add", ["a", "b"], ["sum"], "/Add"), helper.make_node("Neg", ["sum"], ["y"], "/Neg")]
+    feeds = {"w_a": RNG.normal(size=shape).astype(np.float32), "w_b": RNG.normal(size=shape).astype(np.float32)}
+    if readers == "two sums":
+        feeds["w_b"] = RNG.normal(size=(*shape[:-1], 7)).astype(np.float32)
+    outputs = ["y", *(["a"] if readers == "output" else [])]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(key, TensorProto.FLOAT, value.shape) for key, value in feeds.items()],
+        [helper.make_tensor_value_info(key, TensorProto.FLOAT, None) for key in outputs],
+        [numpy_helper.from_array(value, key) for key, value in constants],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    written = onnx.ModelProto.FromString(model.SerializeToString())
+    for_typed_parser(written)
+    for want, got in zip(run(model, feeds), run(written, feeds), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_running_sum_of_unknown_length_stays_in_old_graphs():
+    """Before opset 13 Unsqueeze has its axes in an attribute."""
+    node = helper.make_node("CumSum", ["x", "a"], ["y"])
+    model = one(node, [("x", TensorProto.FLOAT, (2, "rows"))], ("y", TensorProto.FLOAT, None), 11, [("a", np.array(1))])
+    assert not for_typed_parser(model)
+    run(model, {"x": np.ones((2, 3), np.float32)})
+
+
 def test_a_sigmoid_is_written_out_where_it_is_asked_for():
     node = helper.make_node("Sigmoid", ["x"], ["y"])
     model = one(node, [("x", TensorProto.FLOAT, (7,))], ("y", TensorProto.FLOAT, None))

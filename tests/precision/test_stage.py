@@ -433,7 +433,9 @@ def test_gpus_without_the_type_are_refused():
     with pytest.raises(EngineError, match=r"bf16 does not run on compute capability 75.*`precision=fp16`$"):
         check_capability(Precision.BF16, [EngineConfig(sms=(75,))])
     with pytest.raises(EngineError, match=r"fp32 does not run on compute capability 75.*`sms=86`, or `precision=fp16`$"):
-        EngineBuilder().check([EngineConfig(sms=(75, 86))], BuildPlan("x", ExportConfig(), PrecisionConfig(), LoadOptions(), False))
+        EngineBuilder().check(
+            [EngineConfig(sms=(75, 86))], BuildPlan("x", ExportConfig(), PrecisionConfig(), LoadOptions(), False)
+        )
     check_capability(Precision.FP8, [ada])
     check_capability(Precision.FP16, [rtx_default])
     with pytest.raises(EngineError, match=r"weights of matmuls only.* `precision=fp8` .* or fp16, or `targets=tensorrt`$"):

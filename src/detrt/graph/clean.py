@@ -85,6 +85,8 @@ def fold_affine(model: onnx.ModelProto) -> int:
             continue
         weight = numpy_helper.to_array(tensors[conv.input[1]])
         channels, output = weight.shape[0], conv.output[0]
+        if weight.ndim != 4:  # the constants have the axes of images
+            continue
         multiply = only_consumer(output, "Mul")
         scale = per_channel(multiply, output, channels) if multiply is not None else None
         scaled = multiply.output[0] if multiply is not None and scale is not None else output
@@ -142,7 +144,8 @@ def fold_pads(model: onnx.ModelProto) -> int:
             source = producers.get(pad.input[0])
             whole = not attribute(node, "ceil_mode", 0) or all(step == 1 for step in steps)
             narrow = all(width < side for width, side in zip(pads, [*kernel, *kernel], strict=True))
-            if any(own) or not whole or not narrow or source is None or source.op_type != "Relu":
+            places = len(node.output) > 1  # of the maxima, in the padded image
+            if places or any(own) or not whole or not narrow or source is None or source.op_type != "Relu":
                 continue
         node.input[0] = pad.input[0]
         drop_attribute(node, "pads")
@@ -155,17 +158,12 @@ def fold_pads(model: onnx.ModelProto) -> int:
 
 def _spatial_zeros(pad: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) -> tuple[list[int], list[int]]:
     """Zeros that a Pad adds before and after each spatial axis; empty where it does something else, or it is not known."""
-    value, axes = ([*pad.input, "", ""][place] for place in (2, 3))
-    if (
-        attribute(pad, "mode", b"constant") != b"constant"
-        or axes
-        or pad.input[1] not in tensors
-        or (value and value not in tensors)
-    ):
+    sides, value, axes = ([*pad.input, "", "", ""][place] for place in (1, 2, 3))
+    if attribute(pad, "mode", b"constant") != b"constant" or axes or sides not in tensors or (value and value not in tensors):
         return [], []
     if value and numpy_helper.to_array(tensors[value]).any():
         return [], []
-    amounts = numpy_helper.to_array(tensors[pad.input[1]]).tolist()
+    amounts = numpy_helper.to_array(tensors[sides]).tolist()
     before, after = amounts[: len(amounts) // 2], amounts[len(amounts) // 2 :]
     if any([*before[:2], *after[:2]]) or min(amounts) < 0:
         return [], []

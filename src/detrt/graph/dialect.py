@@ -58,8 +58,9 @@ def cumsum_to_matmul(model: onnx.ModelProto, *, symbolic: bool = False) -> int:
 
     Of floats, because TensorRT multiplies no integer matrices, over one of the last two axes.
 
-    symbolic: also where the length of that axis is not known; the triangle is computed then.
+    symbolic: also where the length of that axis is not known; the triangle is computed then, in graphs of opset 13 and newer.
     """
+    symbolic = symbolic and default_opset(model) >= 13  # before, Unsqueeze has its axes in an attribute
     sums = [node for node in model.graph.node if node.op_type == "CumSum"]
     if not sums:
         return 0

@@ -22,7 +22,7 @@ from ..errors import GraphError, number_of
 from .clean import drop_dead
 from .nodes import GraphBuilder, default_opset, drop_domain, replace_nodes
 from .operators import MSDA, MSDA_DOMAIN
-from .view import element_types
+from .view import element_types, inferred
 
 BY_LEVEL = "gather by level"
 FLOAT = onnx.TensorProto.FLOAT
@@ -269,9 +269,11 @@ def _gather(call: _Call) -> None:
 def sampled_sums(model: onnx.ModelProto) -> tuple[set[str], set[str], set[str]]:
     """Tensors in which "gather" sums samples: the MatMuls of the corners, these and all sums of them, and the last sums.
 
-    A MatMul is one of (batch, queries, heads, 1, points) weights and (batch, queries, heads, points, dim) gathered values.
+    A MatMul is one of (batch, queries, heads, 1, points) weights and (batch, queries, heads, points, dim) gathered values; all of a sum have
+    as many points.
     """
     graph = model.graph
+    outputs = {value.name for value in graph.output}
     constants = {tensor.name: tensor for tensor in graph.initializer}
     producers = {name: node for node in graph.node for name in node.output}
     readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
@@ -285,16 +287,42 @@ def sampled_sums(model: onnx.ModelProto) -> tuple[set[str], set[str], set[str]]:
             weight is not None
             and values is not None
             and (weight.op_type, values.op_type) == ("Unsqueeze", "Gather")
+            and len(weight.input) == 2  # before opset 13 the axes are an attribute
             and weight.input[1] in constants
             and numpy_helper.to_array(constants[weight.input[1]]).tolist() == [3]
         )
 
-    terms = {node.output[0] for node in graph.node if node.op_type == "MatMul" and sampled(node)}
-    sums = set(terms)  # of corners, whose axis of points is still there
+    found = [node for node in graph.node if node.op_type == "MatMul" and sampled(node)]
+    points = _points(model, {node.output[0]: (producers[node.input[0]].input[0], node.input[1]) for node in found})
+    terms = set(points)
+    # The last are those of corners, whose axis of points is still there.
     for node in graph.node:
-        if node.op_type == "Add" and sums.issuperset(node.input):
-            sums.add(node.output[0])
-    return terms, sums, {name for name in sums if any(reader.output[0] not in sums for reader in readers[name])}
+        if (
+            node.op_type == "Add"
+            and all(name in points for name in node.input)
+            and len({points[name] for name in node.input}) == 1
+        ):
+            points[node.output[0]] = points[node.input[0]]
+    sums = set(points)
+    return (
+        terms,
+        sums,
+        {name for name in sums if name in outputs or any(reader.output[0] not in sums for reader in readers[name])},
+    )
+
+
+def _points(model: onnx.ModelProto, sides: dict[str, tuple[str, str]]) -> dict[str, int]:
+    """Product -> number of its points, of products of `sides` that have the axes of deformable attention: (weights, values) each."""
+    if not sides:
+        return {}
+    graph = inferred(model)
+    shapes = {v.name: v.type.tensor_type.shape.dim for v in (*graph.input, *graph.value_info)}
+    lengths = {product: [shapes.get(name, ()) for name in pair] for product, pair in sides.items()}
+    return {
+        product: weights[3].dim_value
+        for product, (weights, values) in lengths.items()
+        if (len(weights), len(values)) == (4, 5) and weights[3].dim_value
+    }
 
 
 def sum_by_reduction(model: onnx.ModelProto) -> int:
