@@ -25,6 +25,7 @@ from detrt.detector import Detector
 from detrt.errors import EngineError, GateError
 from detrt.evaluation.coco import evaluate_coco
 from detrt.export import ExportConfig
+from detrt.system import has_driver
 
 SMALL = ("random:yolos/tiny", "--size", "64")
 
@@ -212,6 +213,11 @@ def test_a_failure_leaves_a_row_and_the_others_go_on(monkeypatch, tmp_path, erro
         (["--target", "onnx", "--batches", "1,4,1"], "--batches has one of 1, 4, 1 twice"),
         (["--target", "onnx", "--precisions", "fp32,int8"], "int8 needs images like those of the deployment"),
         (["--target", "tensorrt-rtx", "--precisions", "fp32,int8"], "TensorRT-RTX has INT8 for the weights of matmuls only"),
+        pytest.param(
+            ["--target", "tensorrt-rtx"],
+            "--target tensorrt-rtx, which runs what it builds, needs an NVIDIA GPU, and there is no CUDA device",
+            marks=pytest.mark.skipif(has_driver(), reason="a driver is here"),
+        ),
         (["--target", "onnx", "--batches", "0"], "--batches must be comma-separated integers above 0, such as 1,4,8; got '0'"),
         (["--target", "onnx", "--coco", "."], "annotations/instances_val2017.json and val2017/"),
         (["--target", "onnx", "--coco", ".", "--images", "."], "not both"),

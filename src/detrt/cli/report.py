@@ -12,7 +12,7 @@ import typer
 from .. import files
 from ..backends.building import BuildPlan
 from ..backends.shared import SharedOptions, builds, configs_of
-from ..backends.targets import GRAPH
+from ..backends.targets import GRAPH, needs_gpu
 from ..bench.config import BenchConfig
 from ..data.arguments import INPUT_SIZE
 from ..data.datasets import load_dataset
@@ -22,6 +22,7 @@ from ..models.contract import ExportConfig
 from ..models.load_options import LoadOptions
 from ..precision.config import PrecisionConfig
 from ..spec import comma_separated, parse_numbers
+from ..system import check_driver
 from .options import JSON, Given, Writes, command
 
 REPORT_TARGETS = tuple(name for name, (_, build) in builds().items() if not build.from_checkpoint)
@@ -94,6 +95,11 @@ class ReportConfig:
                 raise DetrtError(f"{name} has one of {', '.join(map(str, values))} twice; give each once")
         for name in self.precisions:
             self.check(self.precision(name))
+        row, _ = builds()[self.target]
+        if needs_gpu(row.name):
+            check_driver(
+                f"a report of --target {self.target}, which runs what it builds,", DetrtError, "give --target openvino or onnx"
+            )
         if self.calibration is not None:
             expand_inputs([str(self.calibration)])  # now, rather than as the error of some rows
         if self.ground_truth is not None:
