@@ -11,7 +11,7 @@ from PIL import Image
 pytest.importorskip("onnx", reason="needs the 'export' extra")
 from detrt import graph
 from detrt.backends.compare import output_differences
-from detrt.backends.onnxruntime.session import OnnxSession
+from detrt.backends.onnxruntime.session import OnnxSession, run_graph
 from detrt.backends.open import open_session
 from detrt.bundle import Bundle
 from detrt.graph.fuse_attention import fuse_attention, save_beside
@@ -115,3 +115,37 @@ def test_another_pattern_stays():
 
     model = onnx.load_from_string(make_model(make_spec()))
     assert fuse_attention(model) == 0 and not any(opset.domain == "com.microsoft" for opset in model.opset_import)
+
+
+@pytest.mark.parametrize(("windows", "fused"), [(1, 1), (2, 0)])
+def test_attention_within_windows_stays(windows, fused):
+    """The same nodes, but for the Reshapes, which cut tokens into windows as well as channels into heads."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    heads = np.array([2 * windows, 8 // windows, 2, 4])
+    nodes = []
+    for side, order in (("q", [0, 2, 1, 3]), ("k", [0, 2, 3, 1]), ("v", [0, 2, 1, 3])):
+        nodes += [
+            helper.make_node("Reshape", [side, "heads"], [f"{side}_split"], f"/{side}/Reshape"),
+            helper.make_node("Transpose", [f"{side}_split"], [f"{side}_heads"], f"/{side}/Transpose", perm=order),
+        ]
+    nodes += [
+        helper.make_node("MatMul", ["q_heads", "k_heads"], ["scores"], "/scores"),
+        helper.make_node("Softmax", ["scores"], ["shares"], "/shares", axis=-1),
+        helper.make_node("MatMul", ["shares", "v_heads"], ["attended"], "/attended"),
+        helper.make_node("Transpose", ["attended"], ["tokens"], "/tokens", perm=[0, 2, 1, 3]),
+        helper.make_node("Reshape", ["tokens", "joined"], ["y"], "/joined"),
+    ]
+    info = helper.make_tensor_value_info
+    inner = helper.make_graph(
+        nodes,
+        "attention",
+        [info(side, TensorProto.FLOAT, (2, 8, 8)) for side in "qkv"],
+        [info("y", TensorProto.FLOAT, (2, 8, 8))],
+        [numpy_helper.from_array(heads, "heads"), numpy_helper.from_array(np.array([2, 8, 8]), "joined")],
+    )
+    model = helper.make_model(inner, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    feeds = {side: np.random.default_rng(1).standard_normal((2, 8, 8)).astype(np.float32) for side in "qkv"}
+    want = run_graph(model.SerializeToString(), feeds)
+    assert fuse_attention(model) == fused
+    np.testing.assert_allclose(run_graph(model.SerializeToString(), feeds)["y"], want["y"], atol=1e-5)

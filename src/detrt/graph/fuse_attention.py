@@ -105,6 +105,9 @@ def _flat(view: GraphView, shapes: dict[str, list[int | None]], name: str, perm:
     before, after = shapes.get(split.input[0], []), shapes.get(split.output[0], [])
     if len(before) != 3 or len(after) != 4 or before[2] is None or not after[3]:
         return None
+    # Tokens that are cut into windows attend to those of their window alone.
+    if any(old is not None and new is not None and old != new for old, new in zip(before[:2], after[:2], strict=True)):
+        return None
     return split.input[0], before[2] // after[3]
 
 
