@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from .attention_biases import move_attention_biases
 from .border import compare_beside_border
 from .clean import drop_dead, drop_default_reduction, fold_pads, multiply_outer_products
 from .lower_msda import sum_by_reduction
@@ -41,6 +42,7 @@ def for_typed_parser(
     """
     changes = Counter({"MatMul": sum_by_reduction(model), "Pad": fold_pads(model), "border": compare_beside_border(model)})
     changes["Einsum"] = multiply_outer_products(model)
+    changes["attention biases"] = move_attention_biases(model)
     if not cumsum:
         changes["CumSum"] = cumsum_to_matmul(model, symbolic=True)
     if default_opset(model) > opset:

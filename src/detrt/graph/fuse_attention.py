@@ -57,9 +57,9 @@ def _attention(
         return None
     turned = _only(view, products[0].output[0], "Transpose")
     tail = None if turned is None else _only(view, turned.output[0], "Reshape")
-    if turned is None or tail is None or _perm(turned) != HEADS_OUT:
+    if turned is None or tail is None or permutation(turned) != HEADS_OUT:
         return None
-    if 0 in _target(view, tail.input[1])[2:]:  # 0 keeps a length of the input, whose first two stay
+    if 0 in reshape_target(view, tail.input[1])[2:]:  # 0 keeps a length of the input, whose first two stay
         return None
     sides = (scores.input[0], scores.input[1], products[0].input[1])
     flat = [_flat(view, shapes, name, perm) for name, perm in zip(sides, (HEADS_IN, KEYS, HEADS_IN), strict=True)]
@@ -97,7 +97,7 @@ def _scaled(view: GraphView, name: str) -> tuple[float, onnx.NodeProto | None]:
 def _flat(view: GraphView, shapes: dict[str, list[int | None]], name: str, perm: list[int]) -> tuple[str, int] | None:
     """(tensor of (batch, tokens, channels), number of heads) in front of a Reshape and a Transpose to heads."""
     turned = view.producer.get(name)
-    if turned is None or turned.op_type != "Transpose" or _perm(turned) != perm:
+    if turned is None or turned.op_type != "Transpose" or permutation(turned) != perm:
         return None
     split = view.producer.get(turned.input[0])
     if split is None or split.op_type != "Reshape":
@@ -126,11 +126,12 @@ def _only(view: GraphView, name: str, kind: str) -> onnx.NodeProto | None:
     return readers[0] if len(readers) == 1 and readers[0].op_type == kind else None
 
 
-def _perm(node: onnx.NodeProto) -> list[int]:
+def permutation(node: onnx.NodeProto) -> list[int]:
+    """Of a Transpose."""
     return list(attribute(node, "perm", []))  # type: ignore[call-overload]
 
 
-def _target(view: GraphView, name: str) -> list[int | None]:
+def reshape_target(view: GraphView, name: str) -> list[int | None]:
     """The lengths that a Reshape is given, None for one that is computed."""
     value = view.array(name)
     if value is not None:
@@ -138,7 +139,7 @@ def _target(view: GraphView, name: str) -> list[int | None]:
     node = view.producer.get(name)
     if node is None or node.op_type != "Concat":
         return [None]
-    return [length for part in node.input for length in _target(view, part)]
+    return [length for part in node.input for length in reshape_target(view, part)]
 
 
 def save_beside(model: onnx.ModelProto, path: Path, weights: Path) -> None:

@@ -82,11 +82,11 @@ def compiled(tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "most"),
     [
-        ("rt_detr_v2", 158),
-        pytest.param("d_fine", 218, marks=pytest.mark.slow),
-        ("detr", 104),
-        ("yolos", 46),
-        pytest.param("deformable_detr", 161, marks=pytest.mark.slow),
+        ("rt_detr_v2", 149),
+        pytest.param("d_fine", 205, marks=pytest.mark.slow),
+        ("detr", 89),
+        ("yolos", 41),
+        pytest.param("deformable_detr", 152, marks=pytest.mark.slow),
     ],
 )
 def test_a_graph_takes_no_more_kernels(name, most, compiled, exported):
@@ -122,13 +122,13 @@ def full_size(request, tmp_path):
 @pytest.mark.parametrize(
     ("name", "precision", "size", "most", "attentions", "activations_mib"),
     [
-        ("rt_detr_v2", "fp16", (640, 640), 262, 7, 42.2),
-        ("d_fine", "fp16", (640, 640), 365, 7, 33.6),
-        ("d_fine-s", "fp16", (640, 640), 224, 4, 36.4),
-        ("deimv2-atto", "fp32", (320, 320), 163, 0, 14.4),
-        ("rf_detr", "fp16", (560, 560), 224, 14, 20.9),
-        ("detr", "fp16", (800, 1066), 243, 18, 67.8),
-        ("deformable_detr", "fp16", (800, 1066), 318, 6, 89.6),
+        ("rt_detr_v2", "fp16", (640, 640), 253, 7, 42.2),
+        ("d_fine", "fp16", (640, 640), 352, 7, 33.6),
+        ("d_fine-s", "fp16", (640, 640), 217, 4, 36.4),
+        ("deimv2-atto", "fp32", (320, 320), 158, 0, 14.4),
+        ("rf_detr", "fp16", (560, 560), 201, 14, 20.9),
+        ("detr", "fp16", (800, 1066), 207, 18, 67.8),
+        ("deformable_detr", "fp16", (800, 1066), 311, 6, 89.6),
     ],
 )
 def test_a_full_size_graph_takes_no_more(name, precision, size, most, attentions, activations_mib, compiled, full_size):
@@ -172,7 +172,7 @@ def test_a_file_for_other_programs_takes_no_more(full_size):
     config.add_optimization_profile(profile)
     assert builder.build_serialized_network(network, config) is not None
     (layers,) = (text for text in logged if text.startswith(HEAD))
-    assert 0 < count(parse(layers))["all"] <= 1.03 * 320 and 0 < activation_bytes(logged) <= 110e6
+    assert 0 < count(parse(layers))["all"] <= 1.03 * 313 and 0 < activation_bytes(logged) <= 110e6
 
 
 def test_products_in_fp8_write_fp16(compiled, exported):
