@@ -30,8 +30,9 @@ def for_typed_parser(
     """Write a graph as the parsers of TensorRT 10 and newer read it best, in place; the defaults are what all of them read.
 
     Deformable attention sums by reduction (`sum_by_reduction`), padding is part of what reads it (`fold_pads`), proposals on the
-    border are outside (`compare_beside_border`), and outer products are no matmuls (`multiply_outer_products`), in graphs of others too. opset: the newest that the parser is documented for: BF16 graphs have
-    22, and parsers take BF16 at any. cumsum, grid_sample_linear, scatter_reduction: as of
+    border are outside (`compare_beside_border`), outer products are no matmuls (`multiply_outer_products`), and biases are no part of
+    an attention (`move_attention_biases`), in graphs of others too. opset: the newest that the parser is documented for: BF16 graphs
+    have 22, and parsers take BF16 at any. cumsum, grid_sample_linear, scatter_reduction: as of
     `backends.tensorrt.rows.Version`.
 
     Returns:
