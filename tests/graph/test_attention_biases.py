@@ -21,12 +21,12 @@ CHANNELS = HEADS * HEAD
 FAMILIES = {"yolos": 2, "detr": 6, "rt_detr_v2": 3, "rf_detr": 6, "lw_detr": 4}
 
 
-def attention(*, mask=False, dtype=np.float32, left_out=(), **changes):
-    """A cross-attention with biases as families export it. changes: node name -> (operator, attributes) in its place."""
+def attention(*, mask=False, dtype=np.float32, left_out=(), opset=17, scale=1.0, **changes):
+    """A cross-attention with biases as families export it. scale: of the biases. changes: node name -> (operator, attributes) in its place."""
     generator = np.random.default_rng(3)
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     tensors = {name: generator.standard_normal((CHANNELS, CHANNELS)) / 3 for name in ("wq", "wk", "wv", "wo")}
-    tensors |= {name: generator.standard_normal(CHANNELS) for name in ("bq", "bk", "bv", "bo")}
+    tensors |= {name: generator.standard_normal(CHANNELS) * scale for name in ("bq", "bk", "bv", "bo")}
     initializers = [numpy_helper.from_array(value.astype(dtype), name) for name, value in tensors.items()]
     initializers += [
         numpy_helper.from_array(np.array(0.5, dtype), "scale"),
@@ -65,7 +65,7 @@ def attention(*, mask=False, dtype=np.float32, left_out=(), **changes):
         [helper.make_tensor_value_info("out", kind, [BATCH, QUERIES, CHANNELS])],
         initializers,
     )
-    return helper.make_model(g, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return helper.make_model(g, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
 def feeds_of(model):
@@ -80,7 +80,7 @@ def feeds_of(model):
     return feeds
 
 
-@pytest.mark.parametrize("choices", [{}, {"mask": True}, {"left_out": ("bk",)}, {"left_out": ("bq",)}], ids=str)
+@pytest.mark.parametrize("choices", [{}, {"opset": 12}, {"mask": True}, {"left_out": ("bk",)}, {"left_out": ("bq",)}], ids=str)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 2e-6), (np.float16, 4e-3)])
 def test_an_attention_is_equal(choices, dtype, tolerance):
     model = attention(dtype=dtype, **choices)
@@ -101,14 +101,17 @@ def test_an_attention_is_equal(choices, dtype, tolerance):
     [
         {"left_out": ("bv",)},  # nothing to move through the output projection
         {"weights": ("Softmax", {"axis": 2})},  # over queries: a key's bias counts
+        {"weights": ("Softmax", {}), "opset": 12},  # over all but the batch
+        {"dtype": np.float16, "scale": 2.5e4},  # the bias of the output would be infinite
         {"scaled": ("Pow", {})},
         {"turned": ("Transpose", {"perm": [0, 2, 3, 1]})},
         {"out": ("Mul", {})},
     ],
-    ids=lambda choices: next(iter(choices)),
+    ids=lambda choices: "-".join(choices),
 )
 def test_another_pattern_stays(choices):
     model = attention(**choices)
+    assert all(np.isfinite(numpy_helper.to_array(tensor)).all() for tensor in model.graph.initializer)
     before = model.SerializeToString()
     assert move_attention_biases(model) == 0
     assert model.SerializeToString() == before

@@ -15,8 +15,8 @@ from onnx import helper, numpy_helper
 
 from .clean import drop_dead
 from .fuse_attention import HEADS_IN, HEADS_OUT, KEYS, permutation, reshape_target
-from .nodes import replace_nodes
-from .view import FLOATS, GraphView, attribute
+from .nodes import default_opset, replace_nodes
+from .view import FLOATS, GraphView, over_last
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ def move_attention_biases(model: onnx.ModelProto) -> int:
     one, so that the values' bias goes through the output projection and becomes part of its bias. That of the queries moves behind the
     split into heads, where one kernel adds it.
     """
-    view = GraphView(model)
+    view, opset = GraphView(model), default_opset(model)
     plain: dict[str, str] = {}  # output of an Add -> what its readers read in its place
     behind: dict[str, onnx.NodeProto] = {}  # output of a Transpose -> the Add of queries' biases behind it
     count = 0
     for softmax in view.nodes:
         product = _reader(view, softmax.output[0], "MatMul") if softmax.op_type == "Softmax" else None
-        if product is None or product.input[0] != softmax.output[0] or attribute(softmax, "axis", -1) not in (-1, 3):
+        if product is None or product.input[0] != softmax.output[0] or not over_last(softmax, opset, rank=4):
             continue
         scores = _scores(view, softmax.input[0])
         value = _projection(view, product.input[1], HEADS_IN)
@@ -140,8 +140,11 @@ def _move_through_output(view: GraphView, model: onnx.ModelProto, product: onnx.
     weight, bias = view.array(matmul.input[1]), _bias(view, add)
     if weight is None or bias is None or weight.ndim != 2 or len(weight) != value.bias.size or weight.shape[1] != bias.size:
         return False
-    moved = bias.astype(np.float64) + value.bias.astype(np.float64) @ weight.astype(np.float64)
-    tensor = numpy_helper.from_array(moved.astype(bias.dtype), f"{add.output[0]}/bias_with_values")
+    with np.errstate(over="ignore"):
+        moved = (bias.astype(np.float64) + value.bias.astype(np.float64) @ weight.astype(np.float64)).astype(bias.dtype)
+    if not np.isfinite(moved.astype(np.float64)).all():  # of FP16
+        return False
+    tensor = numpy_helper.from_array(moved, f"{add.output[0]}/bias_with_values")
     model.graph.initializer.append(tensor)
     add.input[0 if add.input[0] in view.constants else 1] = tensor.name
     return True

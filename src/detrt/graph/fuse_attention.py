@@ -13,8 +13,8 @@ from onnx import helper
 
 from ..files import writing
 from .clean import drop_dead
-from .nodes import import_domain, replace_nodes
-from .view import FLOAT, GraphView, attribute
+from .nodes import default_opset, import_domain, replace_nodes
+from .view import FLOAT, GraphView, attribute, over_last
 
 DOMAIN, OPERATOR = "com.microsoft", "MultiHeadAttention"
 HEADS_IN, HEADS_OUT, KEYS = [0, 2, 1, 3], [0, 2, 1, 3], [0, 2, 3, 1]
@@ -49,7 +49,7 @@ def _attention(
 ) -> tuple[onnx.NodeProto, onnx.NodeProto] | None:
     """(the Reshape behind an attention, the operator in its place); None where the pattern is another."""
     rank = 4
-    if attribute(softmax, "axis", -1) not in (-1, rank - 1) or view.types.get(softmax.output[0]) != FLOAT:
+    if not over_last(softmax, default_opset(view.model), rank) or view.types.get(softmax.output[0]) != FLOAT:
         return None
     scale, scores = _scaled(view, softmax.input[0])
     products = view.consumers(softmax.output[0])

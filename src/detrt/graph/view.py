@@ -155,6 +155,11 @@ def attribute(node: onnx.NodeProto, name: str, default: object = None) -> object
     return default
 
 
+def over_last(softmax: onnx.NodeProto, opset: int, rank: int) -> bool:
+    """Whether a Softmax of a tensor of known rank is over its last axis; before opset 13 the axis that is not named is the second."""
+    return attribute(softmax, "axis", -1 if opset >= 13 else 1) in (-1, rank - 1)
+
+
 def element_types(model: onnx.ModelProto) -> dict[str, int]:
     """Tensor name -> ONNX element type, from the file and from shape inference."""
     graph = model.graph
