@@ -80,6 +80,10 @@ class SessionError(DetrtError):
     pass
 
 
+class ClosedSessionError(SessionError):
+    """A session that is closed, or that another process opened before it forked this one."""
+
+
 class PromptError(DetrtError):
     pass
 

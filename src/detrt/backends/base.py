@@ -6,6 +6,7 @@ serve do not depend on what runs the model. `FakeSession` ships for tests of any
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from ..data.postprocess import Candidates, DetectionFilter, decode
 from ..data.preprocess import BatchPlan, SizeHW
 from ..data.raw_image import LoadedImage
 from ..detections import Detections
-from ..errors import PromptError, SessionError, SpecError
+from ..errors import ClosedSessionError, PromptError, SessionError, SpecError
 from ..spec import PIXEL_MASK, PIXEL_VALUES, SELECTION, TARGET_SIZES, ModelSpec, TensorInfo, TextSpec, text_inputs
 from ..tasks import output_names
 from ..tasks.reading_order import cuts_coordinates
@@ -28,6 +29,8 @@ from ..text.kinds import EncodedPrompt
 from ..text.tensors import CLASS_FEATURES, TEXT_ENCODER_INPUTS
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from ..graph.view import GraphView
     from .gpu.decoder import GpuDecoder
 
@@ -208,6 +211,27 @@ class BaseSession(ABC):
     prompts: tuple[EncodedPrompt, ...] = ()
     checkpoint_sha256: str = ""  # of the weights of a checkpoint
     _info: SessionInfo
+    _process: int
+
+    def __new__(cls, *args: Any, **choices: Any) -> Self:
+        session = super().__new__(cls)
+        session._process = os.getpid()
+        return session
+
+    @property
+    def _forked(self) -> bool:
+        """Whether this process was forked with the session in it. Threads and GPU memory are not copied, so that a run would wait for ever."""
+        return self._process != os.getpid()
+
+    def _unusable(self) -> ClosedSessionError:
+        """What a run of a session raises that is closed or `_forked`."""
+        name = f"'{self.info.path.name}'" if self.info.path else self.info.name
+        if not self._forked:
+            return ClosedSessionError(f"the session of {name} is closed")
+        return ClosedSessionError(
+            f"{name} was opened before this process was forked, and its threads and GPU memory were not copied; open the model in this "
+            "process, or start processes with multiprocessing.get_context('spawn')"
+        )
 
     @property
     def info(self) -> SessionInfo:
@@ -391,7 +415,7 @@ class FakeSession(BaseSession):
     def run(self, feeds: Feeds, force: Choices | None = None) -> Outputs:
         self._refuse(force)
         if self.closed:
-            raise SessionError("the session is closed")
+            raise self._unusable()
         check_feeds(self.inputs, feeds)
         return self._function(feeds)
 

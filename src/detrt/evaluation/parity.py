@@ -22,7 +22,7 @@ from ..data.matching import Gate, Pairing, gate_for, match_classes, match_pairs
 from ..data.postprocess import decode
 from ..data.preprocess import SizeHW, group_by_size, preprocess
 from ..detections import Detections
-from ..errors import GateError, SessionError, check_one_of, number_of
+from ..errors import ClosedSessionError, GateError, SessionError, check_one_of, number_of
 from ..models.load_options import RECORDED, LoadChanges, LoadOptions, changed, check_changes
 from ..spec import PIXEL_VALUES, ModelSpec, Precision
 from ..system import CountProgress
@@ -263,9 +263,9 @@ def _detections(
         wanted = _detect(ref, loaded, 0.0)
         try:
             got = _detect(cand, loaded, 0.0)
+        except ClosedSessionError:
+            raise
         except SessionError as error:  # NaN, or it does not run: a result of this check, not a wrong call
-            if "is closed" in str(error):
-                raise
             broken.append(str(error))
             got = [found[:0] for found in wanted]
         yield from zip(wanted, got, strict=True)

@@ -107,8 +107,8 @@ class InductorSession(BaseSession):
             SessionError: feeds that do not fit, a failure inside the model, or a closed session.
         """
         self._refuse(force)
-        if self._run is None:
-            raise SessionError(f"the session of '{self.path.name}' is closed")
+        if self._run is None or self._forked:
+            raise self._unusable()
         check_feeds(self.inputs, feeds)
         arrays = [np.ascontiguousarray(feeds[info.name]) for info in self.inputs]
         count = arrays[0].shape[0]
@@ -145,7 +145,7 @@ class InductorSession(BaseSession):
     @property
     def image_runner(self) -> GpuRunner | None:
         """None on a CPU."""
-        if self._replays is None or self._run is None:
+        if self._replays is None or self._run is None or self._forked:
             return None
         if self._runner is None:
             from ..gpu.runner import GpuRunner, stream_for

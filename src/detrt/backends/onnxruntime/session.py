@@ -198,7 +198,7 @@ class OnnxSession(BaseSession):
     @property
     def image_runner(self) -> GpuRunner | None:
         """None on a CPU, and without PyTorch, which resizes and selects."""
-        if self._stream is None or self._session is None or self.spec.text is not None:
+        if self._stream is None or self._session is None or self._forked or self.spec.text is not None:
             return None
         if self._runner is None:
             from ..gpu.runner import GpuRunner
@@ -333,8 +333,8 @@ class OnnxSession(BaseSession):
         Raises:
             SessionError: feeds that do not fit, a failure inside the model, another number of selections, or a closed session.
         """
-        if self._session is None:
-            raise SessionError(f"the session of {self.name} is closed")
+        if self._session is None or self._forked:
+            raise self._unusable()
         if force is not None:
             return self._forced(feeds, force)
         self._stop_following()

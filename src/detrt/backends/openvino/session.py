@@ -98,9 +98,9 @@ class OpenVinoSession(BaseSession):
 
     @property
     def compiled(self) -> Any:
-        """OpenVINO's CompiledModel. Raises SessionError: the session is closed."""
-        if self._compiled is None:
-            raise SessionError(f"the session of '{self.path.name}' is closed")
+        """OpenVINO's CompiledModel. Raises ClosedSessionError."""
+        if self._compiled is None or self._forked:
+            raise self._unusable()
         return self._compiled
 
     def run(self, feeds: Feeds, force: Choices | None = None) -> Outputs:

@@ -377,6 +377,8 @@ class TensorRTSession(BaseSession):
     @property
     def image_runner(self) -> GpuRunner | None:
         """None for a model that takes a prompt, and without a PyTorch that has CUDA, which resizes and selects."""
+        if self._forked:
+            return None
         with self._lock:
             if self._open and self.spec.text is None and not self._runner_sought:
                 self._runner_sought = True
@@ -460,8 +462,8 @@ class TensorRTSession(BaseSession):
             yield lambda: self._enqueue(plan), rebound
 
     def _check_open(self) -> None:
-        if not self._open:
-            raise SessionError(f"the session of '{self.path}' is closed")
+        if not self._open or self._forked:
+            raise self._unusable()
 
     def _check_shapes(self, shapes: Shapes) -> None:
         check_shapes({info.name: shape for info, shape in zip(self.inputs, shapes, strict=True)}, self._info.profile)

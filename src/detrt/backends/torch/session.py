@@ -90,6 +90,7 @@ class TorchSession(BaseSession):
         self._info = SessionInfo("torch", f"torch-{self._device.type}", where, inputs, outputs, notes=(note,) if note else ())
 
     tells_selections = takes_selections = True
+    _closed = False
 
     def selections(self, feeds: Feeds) -> tuple[Outputs, Choices]:
         with recorded_topk() as chosen, recorded_cuts() as integers:
@@ -103,6 +104,8 @@ class TorchSession(BaseSession):
         Raises:
             SessionError: feeds that do not fit, another number or shape of selections, or PyTorch failed.
         """
+        if self._closed or self._forked:
+            raise self._unusable()
         check_feeds(self.inputs, feeds)
         use_threads(self._threads)
         tensors = [torch.from_numpy(np.ascontiguousarray(feeds[i.name])).to(self._device) for i in self.inputs]
@@ -139,6 +142,7 @@ class TorchSession(BaseSession):
             self.module = kept
 
     def close(self) -> None:
+        self._closed = True
         self.module = torch.nn.Identity()  # type: ignore[assignment]
 
 
