@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import files
 from .backends import targets as rows
-from .backends.building import MODEL, Builder, BuildPlan, Stage, Trial, Work, entry_of
+from .backends.building import MODEL, Builder, BuildPlan, ScoredImages, Stage, Trial, Work, entry_of
 from .backends.shared import SharedOptions, builds, configs_of
 from .backends.target import Target
 from .backends.targets import GRAPH, graph_opener
@@ -133,7 +133,7 @@ def build(
                 and any(job.builder.compares(job.configs) for job in jobs)
             ):
                 work.convert_plain(closing.enter_context(files.scratch()))
-                work.average_precision = _average_precision(precision.calibration, work.warnings)
+                work.average_precision = _average_precision(precision, work.warnings)
             makes = [job for job in jobs if job.makes] if precision.searches else []
             work.convert(makes[0].builder.trial(makes[0].configs, work.spec) if len(makes) == 1 else None)
         if not grows:
@@ -398,11 +398,12 @@ class _GraphWork(Work):
         Bundle(self.folder, self.spec, self.provenance, tuple(self.entries)).save()
 
 
-def _average_precision(calibration: Path | None, warnings: list[str]) -> Callable[[Session], float | None] | None:
+def _average_precision(precision: PrecisionConfig, warnings: list[str]) -> Callable[[Session], ScoredImages | None] | None:
     """What measures AP on the calibration images; None where they have no annotations, or pycocotools is not there.
 
     It gives None, and a warning, for annotations of another model's classes, or that do not belong to the images: calibration takes those.
     """
+    calibration = precision.calibration
     if calibration is None or not (calibration.is_file() or is_dataset(calibration)):
         return None
     if importlib.util.find_spec("pycocotools") is None:
@@ -413,9 +414,10 @@ def _average_precision(calibration: Path | None, warnings: list[str]) -> Callabl
         return None
     from .evaluation.coco import evaluate_coco
 
-    def average_precision(session: Session) -> float | None:
+    def average_precision(session: Session) -> ScoredImages | None:
         try:
-            return evaluate_coco(session, calibration, folder).metrics["AP"]
+            found = evaluate_coco(session, calibration, folder, limit=precision.ap_images)
+            return found.metrics["AP"], found.images
         except (ImageError, PromptError, SpecError) as error:
             text = f"the AP of engines was not compared on the calibration images: {error}"
             if text not in warnings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -17,11 +18,12 @@ from precision_graphs import SPEC, images, pixel_model
 from detrt import graph
 from detrt.backends.building import Trial
 from detrt.backends.onnxruntime.session import OnnxSession
-from detrt.errors import EngineError, GateError, GraphError
+from detrt.errors import EngineError, GateError, GraphError, ImageError, MissingPackageError
 from detrt.graph.emulate_low_precision import emulate
 from detrt.graph.view import HALF, GraphView
 from detrt.precision import PrecisionConfig, search
 from detrt.precision.apply import apply_precision, calibrate
+from detrt.precision.capability import check_before
 from detrt.precision.search import Search, blocks_of, joined, plot
 
 # Milliseconds that a layer takes in FP32 and in FP16; a conversion between them takes 0.1.
@@ -151,3 +153,59 @@ def test_a_budget_in_ap_needs_objects_that_are_found(crowd, why, tmp_path):
     calibration = calibrate(model, SPEC, config.without_search(), images())
     with pytest.raises(GraphError, match=rf"`budget=ap=0\.1` cannot be measured .*: {why}.*`budget=drift="):
         Search(model, SPEC, config, images(), calibration, (tmp_path / "instances.json", tmp_path)).run()
+
+
+def annotated(folder, images=5):
+    """A COCO file with black images, each with one object that nothing finds."""
+    rows = [{"id": i, "image_id": i, "category_id": 1, "bbox": [1, 1, 9, 9], "iscrowd": 0} for i in range(images)]
+    for i in range(images):
+        Image.new("RGB", (16, 16)).save(folder / f"{i}.png")
+    named = [{"id": i, "file_name": f"{i}.png"} for i in range(images)]
+    data = {"images": named, "categories": [{"id": 1, "name": SPEC.label(0)}], "annotations": rows}
+    (folder / "instances.json").write_text(json.dumps(data))
+    return folder / "instances.json"
+
+
+@pytest.mark.parametrize(("ap_images", "evaluated"), [(None, 5), (3, 3)])
+def test_it_is_said_on_how_many_images_a_budget_is_measured(ap_images, evaluated, monkeypatch, tmp_path):
+    """AP on all annotated images or the first so many, whatever the number of calibration images is; drift on those."""
+    pytest.importorskip("pycocotools")
+    coco, said, counts = annotated(tmp_path), [], []
+
+    def evaluate(*given, **options):
+        report = real(*given, **options)
+        counts.append(report.images)
+        return replace(report, metrics={"AP": 0.5})
+
+    real = search.evaluate_coco
+    monkeypatch.setattr(search, "evaluate_coco", evaluate)
+    model = pixel_model()
+    config = PrecisionConfig("auto", calibration=coco, calibration_images=2, ap_images=ap_images, budget=("ap", 0.1))
+    calibration = calibrate(model, SPEC, config.without_search(), images()[:2])
+    given = (model, SPEC, config, images()[:2], calibration, (coco, tmp_path), lambda fraction, text: said.append(text))
+    result = Search(*given).run()
+    assert said == [f"measurement 1 of at most 18: every block in fp16, AP on {evaluated} images"]
+    assert counts == [evaluated, evaluated] and result.to_dict()["images"] == evaluated
+    assert f"0 blocks left out, AP on {evaluated} images, searched with" in result.verdict
+    drift = Search(model, SPEC, replace(config, budget=("drift", 0.1)), *given[3:])
+    assert "drift on 2 images" in drift.run().verdict and said[-1].endswith("drift on 2 images")
+
+
+def test_what_a_budget_in_ap_lacks_is_said_before_the_export(monkeypatch, tmp_path):
+    """It was said after the export and the calibration."""
+    pytest.importorskip("pycocotools")
+    coco = annotated(tmp_path)
+    config = PrecisionConfig("auto", calibration=coco, calibration_images=1, budget=("ap", 0.1))
+    assert check_before(config) == []
+    with pytest.raises(GraphError, match=r"`budget=ap=\.\.\.` needs annotations: give a COCO file"):
+        check_before(replace(config, calibration=tmp_path))
+    Image.new("RGB", (8, 8)).save(tmp_path / "4.png")
+    data = json.loads(coco.read_text())
+    data["images"][4].update(width=16, height=16)
+    coco.write_text(json.dumps(data))
+    assert check_before(replace(config, ap_images=4)) == check_before(replace(config, budget=("drift", 0.1))) == []
+    with pytest.raises(ImageError, match="16x16"):
+        check_before(config)
+    monkeypatch.setitem(sys.modules, "pycocotools.coco", None)
+    with pytest.raises(MissingPackageError, match="pycocotools"):
+        check_before(replace(config, ap_images=4))

@@ -555,9 +555,6 @@ def test_the_search_keeps_the_block_that_overflows_and_goes_on_after_a_stop(tmp_
         state.write_text(text)
         with pytest.raises(GraphError, match=words):
             Search(model, SPEC, config, images(), blind)
-    state.unlink()
-    with pytest.raises(GraphError, match="needs annotations"):
-        Search(model, SPEC, replace(config, budget=("ap", 0.1), state=None), images(), blind)
     with pytest.raises(GateError, match="with no block in fp16, drift still changes .* `precision=fp32`"):
         Search(model, SPEC, replace(config, budget=("drift", 0.0), state=None), images(), blind).run()
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .shared import SharedOptions
 
 MODEL = "model.onnx"
+ScoredImages = tuple[float | None, int]  # AP (0..1), None without objects, and how many images it was measured on
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +57,13 @@ class Work:
         warnings: of all stages. notes: what was decided on the way.
         entries: the files of the bundle.
         spec, provenance: of the graph.
-        average_precision: AP (0..1) of an opened model on annotated calibration images; None where there are none.
+        average_precision: measures an opened model on annotated calibration images; None where there are none.
         plain: of a graph whose precision this build lowered, the one that its engine has to be faster than, where a builder compares the two.
     """
 
     spec: ModelSpec
     provenance: Provenance
-    average_precision: Callable[[Session], float | None] | None = None
+    average_precision: Callable[[Session], ScoredImages | None] | None = None
     plain: Path | None = None
 
     def __init__(self, folder: Path, precision: PrecisionConfig, say: StageProgress, warnings: Iterable[str]) -> None:

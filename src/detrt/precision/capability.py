@@ -8,12 +8,14 @@ from .config import PrecisionConfig
 
 
 def check_before(config: PrecisionConfig, *, alone: bool = False, tf32: bool = False) -> list[str]:
-    """Check before minutes of work that images are named where they are needed, and exist; returns warnings.
+    """Check before minutes of work that images, and annotations for a budget in AP, are named where they are needed, and exist; returns
+    warnings.
 
     alone: whether nothing but the ONNX graph is built, which ONNX Runtime then has to run. tf32: whether something that is built has TF32.
 
     Raises:
         GraphError: none are named, or TF32 is asked for where nothing has it. ImageError: they are not there.
+        MissingPackageError: pycocotools is not installed.
     """
     if config.precision == Precision.TF32 and not tf32:
         raise GraphError(
@@ -24,7 +26,14 @@ def check_before(config: PrecisionConfig, *, alone: bool = False, tf32: bool = F
     if config.calibration is not None:
         from .calibrate import find_images
 
-        find_images(config.calibration, config.calibration_images)
+        _, annotated = find_images(config.calibration, config.calibration_images)
+        if config.budget is not None and config.budget[0] == "ap":
+            from ..data.datasets import folder_of_images, load_dataset
+            from ..evaluation.coco import read_dataset
+
+            if annotated is None:
+                raise GraphError("`budget=ap=...` needs annotations: give a COCO file to `calibration`, or `budget=drift=0.01`")
+            read_dataset(annotated, folder_of_images(load_dataset(annotated, annotations=False)), config.ap_images)
     warnings = []
     if alone and config.target == Precision.BF16:
         warnings.append(

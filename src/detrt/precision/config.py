@@ -42,7 +42,8 @@ class PrecisionConfig:
         not be in `low` to stay within `budget`.
     calibration: folder of images, or a COCO annotation file with its images beside it (see
         `calibrate.find_images`). Required for int8, fp8 and auto; for fp16 it turns on the overflow scan.
-    calibration_images: largest number of images.
+    calibration_images: largest number of images that ranges and drift are measured on.
+    ap_images: largest number of annotated images that AP is measured on, the first ones; None: all.
     prompt: of a model that takes a prompt, on these images.
     method: how an activation's range becomes a scale: "entropy", "percentile", "mse", "minmax"; "auto" is "mse".
     percentile: for that method, in percent.
@@ -77,7 +78,19 @@ class PrecisionConfig:
     )
     calibration_images: int = field(
         default=128,
-        metadata={"help": "Largest number of calibration images.", "panel": "Precision", "needs": {"calibration": ()}},
+        metadata={
+            "help": "Largest number of calibration images, for ranges, scales and drift. AP has its own: `ap_images`.",
+            "panel": "Precision",
+            "needs": {"calibration": ()},
+        },
+    )
+    ap_images: int | None = field(
+        default=None,
+        metadata={
+            "help": "Largest number of annotated images of `calibration` that AP is measured on, the first ones; default: all.",
+            "panel": "Precision",
+            "needs": {"calibration": ()},
+        },
     )
     prompt: str | None = field(
         default=None,
@@ -171,6 +184,7 @@ class PrecisionConfig:
         object.__setattr__(self, "keep_fp32", tuple(self.keep_fp32))
         for name, low, high in (
             ("calibration_images", 1, 100_000),
+            ("ap_images", 1, 10_000_000),
             ("percentile", 50, 100),
             ("margin", 1, 1000),
             ("quantize_fraction", 0, 1),

@@ -23,6 +23,7 @@ from ..backends.base import Session
 from ..backends.building import MODEL, Trial
 from ..backends.onnxruntime.session import OnnxSession
 from ..backends.prompted import PromptedSession
+from ..data.datasets import load_dataset
 from ..data.images import ImageSource
 from ..detections import Detections, box_iou
 from ..detector import Detector
@@ -66,7 +67,7 @@ class SearchResult:
 
     kind, allowed: the budget. all_low: with every block in the low type. result: of what was found.
     left_out: blocks that are not in the low type. paths: the modules in them. alone: block -> the graph with this block alone in the low type.
-    runs: measurements of this call. where: what ran them. plain: the precision that the times are compared with.
+    images: how many the loss is measured on. runs: measurements of this call. where: what ran them. plain: the precision that the times are compared with.
     """
 
     kind: str
@@ -76,6 +77,7 @@ class SearchResult:
     left_out: tuple[str, ...]
     paths: tuple[str, ...]
     alone: Mapping[str, Measured] = field(default_factory=dict)
+    images: int = 0
     runs: int = 0
     where: str = WITHOUT_TIMES
     plain: str = ""
@@ -83,7 +85,7 @@ class SearchResult:
 
     @property
     def verdict(self) -> str:
-        text = f"{number_of(len(self.left_out), 'block')} left out, searched with {self.where}"
+        text = f"{number_of(len(self.left_out), 'block')} left out, {loss_on(self.kind, self.images)}, searched with {self.where}"
         if self.result.ms is None:
             return text
         slower = ", which is no faster" if self.result.time >= 1 else ""
@@ -96,6 +98,7 @@ class SearchResult:
             "result": self.result.loss,
             "kept": list(self.paths),
             "drifts": {block: one.loss for block, one in self.alone.items()},
+            "images": self.images,
             "runs": self.runs,
             "where": self.where,
             "ms": self.result.ms,
@@ -103,6 +106,11 @@ class SearchResult:
             "times": {block: [one.ms, one.plain_ms] for block, one in self.alone.items() if one.ms is not None},
             "verdict": self.verdict,
         }
+
+
+def loss_on(kind: str, images: int) -> str:
+    """What is measured, and on how many images, for people."""
+    return f"{'AP' if kind == 'ap' else kind} on {number_of(images, 'image')}"
 
 
 def blocks_of(model: onnx.ModelProto) -> list[str]:
@@ -175,8 +183,9 @@ class Search:
         self.model, self.spec, self.config, self.prompted, self.trial = model, spec, config, prompted, trial
         self.images, self.calibration, self.coco = images, calibration, coco
         self.kind, self.allowed = config.budget or ("drift", 0.0)
-        if self.kind == "ap" and coco is None:
-            raise GraphError("`budget=ap=...` needs annotations: give a COCO file to `calibration`, or `budget=drift=0.01`")
+        self.counts = {"drift": len(images)}
+        if coco is not None:
+            self.counts["ap"] = len(load_dataset(coco[0], annotations=False).first(config.ap_images).images)
         self.progress = progress or (lambda fraction, text: None)
         self.modules = joined(model, blocks_of(model), MAX_BLOCKS if trial is None else MAX_TIMED_BLOCKS)
         self.blocks = list(self.modules)
@@ -209,7 +218,7 @@ class Search:
 
         def done(left_out: Sequence[str]) -> SearchResult:
             all_low, result = tried[()], tried[tuple(left_out)]
-            found = (self.runs, self.where, plain, tuple(self.warnings))
+            found = (self.counts[self.kind], self.runs, self.where, plain, tuple(self.warnings))
             return SearchResult(self.kind, self.allowed, all_low, result, tuple(left_out), self._paths(left_out), alone, *found)
 
         if fits((), f"every block in {low}") and self.trial is None:
@@ -258,7 +267,9 @@ class Search:
         name = f"{kind}:{','.join(sorted(left_out))}"
         if name not in self.measurements:
             number, most = len(self.measurements) + 1, 3 + 2 * len(self.blocks) + math.ceil(math.log2(len(self.blocks)))
-            self.progress(min(number / most, 1.0), f"measurement {number} of at most {most}: {what}")
+            self.progress(
+                min(number / most, 1.0), f"measurement {number} of at most {most}: {what}, {loss_on(kind, self.counts[kind])}"
+            )
             typed = self._typed(replace(self.config.without_search(), min_fraction=0.0), left_out)
             # Blocks without a layer that is quantized change nothing.
             same = kind, hashlib.sha256(typed.SerializeToString()).hexdigest()
@@ -320,11 +331,10 @@ class Search:
         return float(np.mean([drift(a, b) for a, b in pairs]))
 
     def _ap_loss(self, session: Session) -> float:
-        assert self.coco is not None
         if self._reference_ap is None:
             reference = OnnxSession(runnable(self.model).SerializeToString(), self.spec)
             try:
-                found = evaluate_coco(self._with_text_encoder(reference), *self.coco).metrics["AP"]
+                found = self._ap(reference)
             finally:
                 reference.close()
             if not found:  # nothing could lower it, so that every graph would be within the budget
@@ -338,8 +348,11 @@ class Search:
                     "was trained for to `calibration`, or `budget=drift=0.01`"
                 )
             self._reference_ap = found
-        ap = evaluate_coco(self._with_text_encoder(session), *self.coco).metrics["AP"] or 0.0
-        return abs(self._reference_ap - ap) * 100.0
+        return abs(self._reference_ap - (self._ap(session) or 0.0)) * 100.0
+
+    def _ap(self, session: Session) -> float | None:
+        assert self.coco is not None
+        return evaluate_coco(self._with_text_encoder(session), *self.coco, limit=self.config.ap_images).metrics["AP"]
 
     def _digest(self) -> str:
         digest = hashlib.sha256(self.model.SerializeToString())

@@ -131,10 +131,10 @@ def test_what_is_slower_or_loses_ap_does_not_pass(quantized, engines, tmp_path):
     engines.delays["engine"] = 0.4
     assert not measured(quantized, tmp_path).passed
     engines.delays.update(engine=0.1, plain=0.4)
-    values = iter((0.5, 0.5031))
+    values = iter(((0.5, 7), (0.5031, 7)))
     lost = measured(quantized, tmp_path, average_precision=lambda session: next(values))
-    assert not lost.passed and "AP 0.5000 instead of 0.5031" in lost.verdict
-    values = iter((0.5, 0.5029))
+    assert not lost.passed and "AP 0.5000 instead of 0.5031 on 7 images" in lost.verdict
+    values = iter(((0.5, 7), (0.5029, 7)))
     assert measured(quantized, tmp_path, average_precision=lambda session: next(values)).passed
 
 
@@ -158,16 +158,18 @@ def test_ap_is_measured_where_calibration_has_annotations(quantized, tmp_path):
     write_dataset(tmp_path / "scenes", 4)
     truth = tmp_path / "scenes" / "annotations.json"
     with OnnxSession(quantized[0]) as session:
-        average_precision = _average_precision(truth, [])
-        assert average_precision is not None and 0.5 < average_precision(session) < 1
+        for limit, images in ((None, 4), (3, 3)):
+            average_precision = _average_precision(PrecisionConfig("fp16", calibration=truth, ap_images=limit), [])
+            assert average_precision is not None and 0.5 < average_precision(session)[0] < 1
+            assert average_precision(session)[1] == images
         document, warnings = json.loads(truth.read_text()), []
         for category in document["categories"]:
             category["name"] += " of another model"
         truth.write_text(json.dumps(document))
-        average_precision = _average_precision(truth, warnings)
+        average_precision = _average_precision(PrecisionConfig("fp16", calibration=truth), warnings)
         assert average_precision is not None and average_precision(session) is average_precision(session) is None
         (warning,) = warnings
         assert "AP of engines was not compared" in warning and "no class of the model" in warning
     truth.write_text(json.dumps(document | {"annotations": []}))
     for given in (truth, tmp_path / "scenes" / "images", None):
-        assert _average_precision(given, []) is None
+        assert _average_precision(PrecisionConfig("fp16", calibration=given), []) is None

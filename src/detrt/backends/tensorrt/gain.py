@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ... import files
+from ...errors import number_of
 from ...spec import PIXEL_VALUES, ModelSpec
 from ..base import BaseSession, Feeds, Session
+from ..building import ScoredImages
 from ..engine_check import PROMPT, drawn_batch
 from ..open import open_session
 from ..prompted import detector_of
@@ -32,7 +34,7 @@ class Gain:
     Attributes:
         batch, height, width: of the runs, the usual shape of the engine.
         ms, plain_ms: median milliseconds of a run, with the copies of its inputs and outputs.
-        ap, plain_ap: AP (0..1) on the annotated calibration images; None without annotations.
+        ap, plain_ap: AP (0..1) on the annotated calibration images; None without annotations. ap_images: how many there are.
         ap_loss: how much lower AP may be.
     """
 
@@ -44,6 +46,7 @@ class Gain:
     ap: float | None = None
     plain_ap: float | None = None
     ap_loss: float = AP_LOSS
+    ap_images: int = 0
 
     @property
     def passed(self) -> bool:
@@ -55,7 +58,7 @@ class Gain:
     def verdict(self) -> str:
         text = f"{self.ms:.3g} ms instead of {self.plain_ms:.3g} at batch size {self.batch}, {self.height}x{self.width}"
         if self.ap is not None and self.plain_ap is not None:
-            text += f"; AP {self.ap:.4f} instead of {self.plain_ap:.4f}"
+            text += f"; AP {self.ap:.4f} instead of {self.plain_ap:.4f} on {number_of(self.ap_images, 'image')}"
         return text
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,7 +73,7 @@ def measure_gain(
     *,
     plain_graph: Path | None = None,
     text_engine: Path | None = None,
-    average_precision: Callable[[BaseSession], float | None] | None = None,
+    average_precision: Callable[[BaseSession], ScoredImages | None] | None = None,
     ap_loss: float = AP_LOSS,
     progress: Callable[[float, str], None] | None = None,
 ) -> Gain:
@@ -81,7 +84,7 @@ def measure_gain(
         plain_graph: the graph that would have been built instead; None, of a quantized graph: the same without its quantization, which takes
             the same time, but whose weights stay rounded.
         text_engine: as `compare_engine` takes it.
-        average_precision: AP (0..1) of an opened engine; None: AP is not measured.
+        average_precision: measures an opened engine; None: AP is not measured.
         ap_loss: how much lower AP may be.
         progress: called with (fraction, text).
 
@@ -106,8 +109,10 @@ def measure_gain(
         if average_precision is None:
             return found
         say(0.8, "AP")
-        ap, plain_ap = (average_precision(session) for session in opened)
-        return replace(found, ap=ap, plain_ap=plain_ap)
+        low, plain = (average_precision(session) for session in opened)
+        if low is None or plain is None:
+            return found
+        return replace(found, ap=low[0], plain_ap=plain[0], ap_images=low[1])
 
 
 def time_beside(low: Session, plain: Session) -> Gain:
