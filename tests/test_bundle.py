@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -296,6 +297,36 @@ def test_a_living_build_is_not_removed(bundle):
         assert first.is_dir()
         write_next(bundle, first)
     assert listed(bundle.folder) == NEW
+
+
+@pytest.mark.parametrize("exists", [False, True], ids=["new", "empty"])
+def test_a_second_build_of_a_new_bundle_is_refused_before_its_work(bundle, exists, tmp_path_factory):
+    """It was refused after it; in an empty folder it replaced the bundle of the first."""
+    new = tmp_path_factory.mktemp("builds") / "new"
+    if exists:
+        new.mkdir()
+    with writing_bundle(new) as first:
+        with (
+            pytest.raises(OutputError, match="another build is making the bundle .*; wait until it has ended"),
+            writing_bundle(new),
+        ):
+            pytest.fail("its work began")
+        write_next(bundle, first)
+    assert listed(new) == NEW
+
+
+@pytest.mark.parametrize("exists", [False, True], ids=["new", "empty"])
+def test_a_new_bundle_is_not_replaced_by_a_build_that_could_not_see_the_first(bundle, exists, monkeypatch, tmp_path_factory):
+    """As on a file system without locks."""
+    new = tmp_path_factory.mktemp("builds") / "new"
+    if exists:
+        new.mkdir()
+    monkeypatch.setattr(files, "remove_dead", lambda *_: False)
+    with pytest.raises(OutputError, match="another build made the bundle .* meanwhile"), writing_bundle(new) as second:
+        write_next(bundle, second)
+        (second / "own.txt").write_text("second")
+        shutil.copytree(bundle.folder, new, dirs_exist_ok=True)
+    assert listed(new) == OLD and not (new / "own.txt").exists()
 
 
 def test_a_bundle_that_another_build_changed_meanwhile(bundle):

@@ -353,19 +353,23 @@ def writing_bundle(output: Path | str) -> Iterator[Path]:
     In a bundle that is there already, files of the same name are replaced, and those of the earlier bundle that the new
     `detrt.json` does not list are removed; other files stay. One rename of `detrt.json` puts the new bundle in the place of the
     earlier one: whatever fails, and also after kill -9 or a power cut, one of the two is there, whole. What killed processes left is
-    removed here.
+    removed here. Where no bundle is yet, one build at a time can make it.
 
     Raises:
-        OutputError: `output` cannot be written, is a folder with files that is no bundle, or was changed by another build meanwhile.
+        OutputError: `output` cannot be written, is a folder with files that is no bundle, another build is making it, or changed it
+            meanwhile.
     """
     output = Path(output)
     if output.exists() and not output.is_dir():
         raise OutputError(f"cannot write the bundle '{output}': it is a file; give a folder with `output`")
     place = Path(os.path.realpath(output))  # behind a link, so that the folder is written and not the link to it
-    files.remove_dead(place.parent, place.name)
-    files.remove_dead(place)
-    exists = place.is_dir()
-    if exists and not (place / MANIFEST).is_file() and any(place.iterdir()):
+    in_use = [files.remove_dead(place.parent, place.name), files.remove_dead(place)]
+    exists, held = place.is_dir(), (place / MANIFEST).is_file()
+    if not held and any(in_use):  # its own output would be refused in the end
+        raise OutputError(
+            f"another build is making the bundle '{output}'; wait until it has ended, or give another folder with `output`"
+        )
+    if exists and not held and any(place.iterdir()):
         raise OutputError(
             f"cannot write the bundle '{output}': the folder holds other files; give a new or empty folder with `output`"
         )
@@ -377,6 +381,8 @@ def writing_bundle(output: Path | str) -> Iterator[Path]:
         files.naming_place(temporary, output),
     ):
         yield temporary
+        if not held and (place / MANIFEST).is_file():  # of one that began at the same moment, or on a file system without locks
+            raise OutputError(f"another build made the bundle '{output}' meanwhile; give another folder with `output`")
         if exists:
             _move_in(temporary, place)
         else:

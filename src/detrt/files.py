@@ -651,25 +651,36 @@ def _mib(size: int) -> str:
     return f"{size / 2**20:.1f} MiB"
 
 
-def remove_dead(parent: Path, name: str = "") -> None:
-    """Remove the temporary folders in `parent` whose process has ended without removing them. name: only those of this name."""
+def remove_dead(parent: Path, name: str = "") -> bool:
+    """Remove the temporary folders in `parent` whose process has ended without removing them; returns whether others are in use.
+
+    name: only those of this name.
+    """
     try:
         paths = list(parent.iterdir()) if parent.is_dir() else []
     except PermissionError:  # a folder for all users may let each write, and none list what is there
-        return
+        return False
+    in_use = False
     for path in paths:
         found = _TEMPORARY_NAME.fullmatch(path.name)
         if found is None or (name and short_name(name, _LONGEST_NAME) != found[1]) or path.is_symlink() or not path.is_dir():
             continue
-        _remove_dead(path)
+        in_use |= _remove_dead(path)
+    return in_use
 
 
-def _remove_dead(path: Path) -> None:
-    with contextlib.suppress(OSError):  # in use, or another user's
+def _remove_dead(path: Path) -> bool:
+    """Remove a temporary file or folder that no process uses; returns whether one does, False where the system cannot tell."""
+    try:
         handle = _lock(path)
-        if handle is not None:
-            remove(path)
-            os.close(handle)
+    except BlockingIOError:
+        return path.exists()
+    except OSError:  # another user's
+        return False
+    if handle is not None:
+        remove(path)
+        os.close(handle)
+    return False
 
 
 @contextlib.contextmanager
