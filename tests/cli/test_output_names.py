@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -25,14 +26,25 @@ def test_the_name_of_another_format(tmp_path, format, wrong):
 
 @pytest.mark.parametrize("format", list(FORMATS))
 def test_other_names_are_taken(tmp_path, monkeypatch, format):
-    """Those of the format, names without an end, those of any text, and of a folder that is there."""
-    names = [f"a{suffix}" for suffix in FORMATS[format]] + ["a", "a.txt", "a.v2", "/dev/stdout"]
+    """Those of the format, names without an end, and of a folder that is there."""
+    names = [f"a{suffix}" for suffix in FORMATS[format]] + ["a", "a.v2", "/dev/stdout"]
     if format == "folder":
         monkeypatch.chdir(tmp_path)
         Path("a.onnx").mkdir()
         names.append("a.onnx")
     for name in names:
         check_name("--x", name, Writes(format), {})
+
+
+@pytest.mark.parametrize("format", list(FORMATS))
+def test_a_txt_holds_data_and_nothing_else(format):
+    """A page did not open in a browser, and a graph came into a folder `a.txt`."""
+    with (
+        contextlib.nullcontext()
+        if format in ("JSON", "JSON lines", "CSV")
+        else pytest.raises(DetrtError, match="name of another")
+    ):
+        check_name("--x", "a.txt", Writes(format), {})
 
 
 @pytest.mark.parametrize("command", _COMMANDS)
@@ -49,6 +61,7 @@ def test_every_written_path_has_a_format(command):
         (["info", "model.onnx", "--json", "out.html"], "'out.html'", "a name that ends in .json"),
         (["build", "model.onnx", "-o", "out.engine"], "--output writes a folder, and 'out.engine'", "the name of a folder"),
         (["export", "random:detr/tiny", "-o", "out.pt"], "--output writes a graph", "a name that ends in .onnx"),
+        (["export", "random:detr/tiny", "-o", "out.txt"], "--output writes a graph", "a name that ends in .onnx"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

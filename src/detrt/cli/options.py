@@ -63,11 +63,12 @@ class Writes:
         return FORMATS[self.format]
 
 
-# What options write -> ends of its names: texts, and all. A graph may have the name of a folder.
+# What options write -> ends of its names: texts, and all. A graph may have the name of a folder. Data may be in a .txt, which any program reads
+# as it is; a page, a figure, a graph and a folder are not what that name says.
 TEXTS: dict[str, tuple[str, ...]] = {
-    "JSON": (".json",),
-    "JSON lines": (".jsonl", ".json", ".ndjson"),
-    "CSV": (".csv",),
+    "JSON": (".json", ".txt"),
+    "JSON lines": (".jsonl", ".json", ".ndjson", ".txt"),
+    "CSV": (".csv", ".txt"),
     "HTML": (".html", ".htm"),
     "HTML or Markdown": (".html", ".htm", ".md", ".markdown"),
 }
@@ -79,7 +80,7 @@ FORMATS = {
     "timing cache": (".cache",),
 }
 JSON, HTML, FIGURE, GRAPH, FOLDER = (Writes(name) for name in ("JSON", "HTML", "figure", "graph", "folder"))
-# Ends of names of other files that detrt reads or writes, beside images, videos and what backends run. Not .txt, which any text may have.
+# Ends of names of other files that detrt reads or writes, beside images, videos and what backends run.
 _OTHERS = {".tsv", ".parquet", ".yaml", ".yml", ".pdf", ".pt", ".pth", ".ckpt", ".safetensors"}
 
 
