@@ -7,7 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageCms
 from slow_images import png_chunk, scans
 
 from detrt.data.frames import FramesWarning
@@ -79,14 +79,64 @@ def test_palette_with_transparency_keeps_stored_colours():
         (Image.new("L", (2, 1), 77), [77, 77, 77]),
         (Image.new("1", (2, 1), 1), [255, 255, 255]),
         (Image.fromarray(np.full((1, 2), 0x1234, np.uint16)), [0x12] * 3),
-        (Image.fromarray(np.full((1, 2), 65535, np.int32)), [255] * 3),
     ],
-    ids=["RGBA", "LA", "L", "1", "I;16", "I"],
+    ids=["RGBA", "LA", "L", "1", "I;16"],
 )
 def test_modes(image, pixel):
     assert load_image(image)[0, 1].tolist() == pixel
-    if image.mode != "I":  # which Pillow no longer writes
-        assert load_image(encode(image))[0, 1].tolist() == pixel
+    assert load_image(encode(image))[0, 1].tolist() == pixel
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "La", "P", "PA", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"])
+def test_modes_of_8_bits_become_what_pillow_makes_of_them(mode):
+    rgb = Image.fromarray(RGB)
+    if mode == "LAB":
+        profiles = [ImageCms.createProfile(name) for name in ("sRGB", "LAB")]
+        image = ImageCms.profileToProfile(rgb, *profiles, outputMode="LAB")
+    else:
+        between = {"La": "LA", "PA": "LA", "RGBa": "RGBA"}.get(mode, "RGB")
+        image = rgb.convert(between).convert(mode)
+    assert image.mode == mode
+    expected = image.convert("LA") if mode == "La" else image
+    np.testing.assert_array_equal(load_image(image), np.asarray(expected.convert("RGB")))
+
+
+def grey_tiff(bits, data, *more):
+    """A TIFF of grey pixels in one row. more: (tag, value)."""
+    tags = {256: len(data) * 8 // bits, 257: 1, 258: bits, 259: 1, 262: 1, 273: 8, 277: 1, 278: 1, 279: len(data), **dict(more)}
+    rows = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(tags.items()))
+    return b"II*\0" + struct.pack("<I", 8 + len(data)) + data + struct.pack("<H", len(tags)) + rows + bytes(4)
+
+
+def test_grey_of_more_than_8_bits_keeps_the_upper_8():
+    """12 bits were taken for 16, so that the image was nearly black."""
+    twelve = grey_tiff(12, bytes.fromhex("123abcfff000"))
+    sixteen = grey_tiff(16, np.array([0x1234, 0xABCD], "<u2").tobytes())
+    assert [load_image(data)[0, :, 0].tolist() for data in (twelve, sixteen)] == [[0x12, 0xAB, 0xFF, 0], [0x12, 0xAB]]
+    maps = [f"P5\n2 1\n{most}\n".encode() + np.array([most, most // 2], ">u2").tobytes() for most in (4095, 65535)]
+    assert [load_image(data)[0, :, 0].tolist() for data in maps] == [[255, 127]] * 2
+    assert load_image(Image.open(io.BytesIO(maps[0])))[0, :, 0].tolist() == [255, 127]
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        Image.fromarray(np.full((1, 2), 255, np.int32)),
+        Image.fromarray(np.full((1, 2), 65535, np.int32)),
+        Image.fromarray(np.full((1, 2), 255, np.float32)),
+        grey_tiff(32, np.array([255, 200], "<u4").tobytes()),
+        grey_tiff(16, np.array([255, 200], "<i2").tobytes(), (339, 2)),
+        grey_tiff(32, np.array([255, 200], "<f4").tobytes(), (339, 3)),
+    ],
+    ids=["I", "I of 16 bits", "F", "32-bit TIFF", "signed TIFF", "floating point TIFF"],
+)
+def test_pixels_without_an_agreed_range_are_refused(image):
+    """Values of 0 to 255 in mode I were taken for 16 bits, so that the image was black. What the message says to type is right."""
+    with pytest.raises(ImageError, match=r"no agreed range; save it with 8 or 16 bits, or .*\.convert\('L'\)"):
+        load_image(image)
+    opened = image if isinstance(image, Image.Image) else Image.open(io.BytesIO(image))
+    largest = np.asarray(opened).max()
+    assert load_image(opened.point(lambda value: value * (255 / largest)).convert("L"))[0, 0].tolist() == [255] * 3
 
 
 def test_cmyk_jpeg():

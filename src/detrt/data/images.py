@@ -4,7 +4,7 @@ An image is converted by `PIL.Image.convert("RGB")`, as in training code, with t
 
 - EXIF orientation is applied.
 - Transparency is dropped, not composed on a background: a transparent pixel keeps its stored colour.
-- 16-bit grey keeps its upper 8 bits (Pillow would clip instead).
+- Grey of 12 and 16 bits keeps its upper 8 bits (Pillow would clip instead). Other integers and floats have no agreed range and are refused.
 - The first frame or page of a file is used, and the others are warned of (`frames.py`).
 - The size in the header is compared with MAX_PIXELS, and the scans of a JPEG file are counted, before a pixel is decoded.
 - Files in other formats than those of an allow-list are refused (`IMAGE_FORMATS`; `detrt serve` has a shorter one). Pillow reads
@@ -51,7 +51,7 @@ _VIDEO = ".3gp .avi .flv .m2ts .m4v .mkv .mov .mp4 .mpeg .mpg .mts .ogv .ts .web
 IMAGE_SUFFIXES = frozenset(_IMAGE.split())
 VIDEO_SUFFIXES = frozenset(_VIDEO.split())
 ImageSource = str | os.PathLike | bytes | bytearray | memoryview | np.ndarray | Image.Image
-_ORIENTATION_TAG = 0x0112
+_ORIENTATION_TAG, _BITS_PER_SAMPLE = 0x0112, 258
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,15 +313,17 @@ def _ignore_warnings() -> None:
 
 def _to_rgb(image: Image.Image, name: str) -> Image.Image:
     """An image of another mode in RGB. Raises ImageError: pixels without an agreed range."""
-    if image.mode.startswith("I;16"):
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):  # which Pillow scales to 16 bits
+        bits = 12 if getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE) == (12,) else 16  # which it does not scale
+        return Image.fromarray((np.asarray(image) >> (bits - 8)).astype(np.uint8)).convert("RGB")
     if image.mode in ("I", "F"):
-        values = np.asarray(image)
-        # Some formats return 16-bit grey as 32-bit integers; other ranges are undefined.
-        if image.mode == "F" or values.min() < 0 or values.max() > 65535:
-            kind = "floating point" if image.mode == "F" else "32-bit"
-            raise ImageError(f"{name} has {kind} pixels, which have no agreed range; save it with 8 or 16 bits")
-        return Image.fromarray((values >> 8).astype(np.uint8)).convert("RGB")
+        kind = "floating point" if image.mode == "F" else "32-bit"
+        raise ImageError(
+            f"{name} has {kind} pixels (mode {image.mode}), which have no agreed range; save it with 8 or 16 bits, or convert it in Python: "
+            "image.point(lambda value: value * (255 / largest)).convert('L'), with the value that is white as largest"
+        )
+    if image.mode == "La":  # grey times its transparency, which Pillow converts to LA alone
+        image = image.convert("LA")
     if image.mode == "P" and "transparency" in image.info:
         return image.convert("RGBA").convert("RGB")  # direct P to RGB warns and may change a colour
     return image.convert("RGB")
