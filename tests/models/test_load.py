@@ -114,9 +114,39 @@ def test_sharded_safetensors(tiny, tmp_path):
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
     loaded = load_source(str(tmp_path))
     same_model(loaded.module, tiny("rt_detr").module)
-    next(tmp_path.glob("model-00002-*.safetensors")).unlink()
-    with pytest.raises(SourceError, match="model-00002"):
-        load_source(str(tmp_path))
+
+
+@pytest.fixture(params=["safetensors", "bin"])
+def shards(request, tiny, tmp_path):
+    """The files of a checkpoint in several, in either format."""
+    save_folder(tiny("rt_detr"), tmp_path, max_shard_size="200KB")
+    if request.param == "bin":
+        index = tmp_path / "model.safetensors.index.json"
+        text = index.read_text().replace("model-", "pytorch_model-").replace(".safetensors", ".bin")
+        (tmp_path / "pytorch_model.bin.index.json").write_text(text)
+        index.unlink()
+        for path in tmp_path.glob("model-*"):
+            torch.save(load_file(path), tmp_path / f"pytorch_{path.stem}.bin")
+            path.unlink()
+    return sorted(tmp_path.glob(f"*-000*.{request.param}"))
+
+
+def test_missing_shards_are_named_with_what_to_do(shards, tiny):
+    same_model(load_source(str(shards[0].parent)).module, tiny("rt_detr").module)
+    for count, path in enumerate(shards[1:3], 1):
+        path.unlink()
+        with pytest.raises(
+            SourceError, match=f"lacks {count} of the {len(shards)} files .*{path.name}; copy or download them into"
+        ):
+            load_source(str(path.parent))
+
+
+@pytest.mark.parametrize("cut_to", [0, -100])
+def test_damaged_shards_are_named_with_what_to_do(shards, cut_to):
+    path = shards[1]
+    path.write_bytes(path.read_bytes()[:cut_to])
+    with pytest.raises(SourceError, match=rf"damaged or truncated, in {path.name}: .*copy, download or save"):
+        load_source(str(path.parent))
 
 
 @pytest.mark.parametrize(

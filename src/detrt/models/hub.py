@@ -284,6 +284,12 @@ def _load_module(
 
     if weights_in(folder) is None:
         raise SourceError(adapters.why_alone(folder) or f"'{folder}' has no weights; expected one of {', '.join(WEIGHTS)}")
+    if missing := [path for path in _read_files(folder) if not path.is_file()]:
+        names = ", ".join(path.name for path in missing[:5]) + (", ..." if len(missing) > 5 else "")
+        raise SourceError(
+            f"'{folder}' lacks {len(missing)} of the {number_of(len(_read_files(folder)), 'file')} with its weights: {names}; copy or "
+            "download them into that folder as well, or save the checkpoint again"
+        )
     for path in _weight_files(folder):
         if words := files.what_it_is(path):
             raise SourceError(f"'{path}' is {words}")
@@ -324,14 +330,13 @@ def _load_module(
             )
     except SourceError:
         raise
-    except _LOADING_ERRORS as error:
+    except (SafetensorError, pickle.UnpicklingError, EOFError, StrictDataclassError, *_LOADING_ERRORS) as error:
+        if damaged := [path for path in _read_files(folder) if _is_damaged(path)]:
+            raise SourceError(
+                f"the weights of '{ref}' are damaged or truncated, in {', '.join(path.name for path in damaged)}: {_first_lines(error)}; "
+                "copy, download or save the checkpoint again"
+            ) from None
         raise SourceError(f"'{ref}' cannot be loaded: {_first_lines(error)}") from None
-    except StrictDataclassError as error:
-        raise SourceError(f"'{ref}' cannot be loaded: {_first_lines(error)}") from None
-    except (SafetensorError, pickle.UnpicklingError, EOFError) as error:
-        raise SourceError(
-            f"the weights of '{ref}' are damaged or truncated: {_first_lines(error)}; copy, download or save the checkpoint again"
-        ) from None
     except ImportError as error:
         raise SourceError(f"'{ref}' needs a package that is not installed: {_first_lines(error)}") from None
     mismatched = [(key,) if isinstance(key, str) else key for key in report.get("mismatched_keys", ())]
@@ -449,17 +454,35 @@ def _read_state(folder: Path) -> dict[str, torch.Tensor]:
     import torch
     from safetensors.torch import load_file
 
-    first = weights_in(folder)
-    assert first is not None
-    shards = sorted(set(_shards(first).values())) if first.suffix == ".json" else [first.name]
     state: dict[str, torch.Tensor] = {}
-    for shard in shards:
-        path = folder / shard
-        if shard.endswith(".safetensors"):
+    for path in _read_files(folder):
+        if path.suffix == ".safetensors":
             state.update(load_file(path))
         else:
             state.update(torch.load(path, map_location="cpu", weights_only=True))
     return state
+
+
+def _read_files(folder: Path) -> list[Path]:
+    """The files that the weights are read from; those of an index may be missing. Raises SourceError: a damaged index."""
+    first = weights_in(folder)
+    assert first is not None
+    return [folder / name for name in sorted(set(_shards(first).values()))] if first.suffix == ".json" else [first]
+
+
+def _is_damaged(path: Path) -> bool:
+    """Whether a file of weights cannot be read."""
+    import torch
+    from safetensors import safe_open
+
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, "pt"):
+                return False
+        torch.load(path, map_location="meta", weights_only=True)
+    except Exception:  # whatever a damaged file makes of its reader
+        return True
+    return False
 
 
 def _shards(index: Path) -> dict[str, str]:
