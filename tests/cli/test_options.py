@@ -241,6 +241,18 @@ def test_an_option_of_one_value_that_is_given_twice_is_refused(cli, name):
         assert flag in done.err and "is given 2 times" in done.err, (flag, done.err)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_an_option_is_no_value_of_another(cli, name, tmp_path, monkeypatch):
+    """Where a value was left out, the next option would be lost without a word, and name a file that is written."""
+    monkeypatch.chdir(tmp_path)
+    flags = [flag for flag, one in options_of(name).items() if not one.is_flag and one.nargs == 1]
+    for flag in flags:
+        for other in ("--help", "-h", f"{flags[-1]}=1"):
+            done = cli(name, flag, other, code=2)
+            assert f"has no value: {other} behind it is an option" in done.err, (flag, done.err)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_lists_of_classes_add_up(cli, place):
     """Here a name that is asked for first is not lost behind the second one."""
     run = ("detect", "model.onnx", "in", "--threshold", "0", "--json", "-")

@@ -57,15 +57,22 @@ _COMMANDS = {
 
 
 class _Command(TyperCommand):
-    """A command that refuses an option which is given twice and takes one value: the last would count, without a word."""
+    """A command that refuses what would be taken without a word: of an option given twice the last value, and the next option as a value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given, _, named = self.make_parser(ctx).parse_args(args=list(args))
+        options = {option for parameter in self.get_params(ctx) for option in (*parameter.opts, *parameter.secondary_opts)}
         for parameter in named:
             values = given.get(parameter.name)
-            # An unset variable of a shell; a path would be the current folder.
-            if "" in (values if isinstance(values, list) else [values]) and parameter.default != "":
-                raise DetrtError(f"{max(parameter.opts, key=len)} is '' (empty); give a value, or leave the option out")
+            for value in values if isinstance(values, list) else [values]:
+                option = max(parameter.opts, key=len)
+                # An unset variable of a shell; a path would be the current folder.
+                if value == "" and parameter.default != "":
+                    raise DetrtError(f"{option} is '' (empty); give a value, or leave the option out")
+                if isinstance(value, str) and value.partition("=")[0] in options and value.startswith("-"):
+                    raise DetrtError(
+                        f"{option} has no value: {value} behind it is an option; give one between them (a file of that name is ./{value})"
+                    )
         for parameter, times in Counter(named).items():
             decides = not getattr(parameter, "is_flag", False) or parameter.secondary_opts
             if times > 1 and decides and not getattr(parameter, "multiple", True) and parameter.nargs == 1:
