@@ -121,8 +121,9 @@ class GpuDecoder:
 
     def __str__(self) -> str:
         """Counts of what was decoded where, e.g. "40 files on the GPU, 2 files on the CPU"."""
-        parts = ((number, *what.split("s ", 1)) for what, number in self.counts.items() if number)
-        return ", ".join(f"{number_of(number, noun)} {where}" for number, noun, where in parts) or "nothing"
+        kinds = [(noun, where) for noun in ("file", "video") for where in ("on the GPU", "on the CPU")]
+        found = ((self.counts[f"{noun}s {where}"], noun, where) for noun, where in kinds)
+        return ", ".join(f"{number_of(number, noun)} {where}" for number, noun, where in found if number) or "nothing"
 
     def _count(self, what: str, number: int) -> None:
         with self._counting:
