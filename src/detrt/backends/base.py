@@ -6,7 +6,9 @@ serve do not depend on what runs the model. `FakeSession` ships for tests of any
 
 from __future__ import annotations
 
+import ctypes
 import os
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -204,6 +206,20 @@ class Session(Protocol):
     def close(self) -> None: ...
 
 
+_sessions: weakref.WeakSet[BaseSession] = weakref.WeakSet()  # of this process
+
+
+def _keep_for_ever() -> None:
+    """Let no session end what it holds in a forked process: that would wait for the threads of the other one, also when Python exits."""
+    for session in _sessions:
+        for value in vars(session).values():
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_keep_for_ever)
+
+
 class BaseSession(ABC):
     """Common part of the sessions of all backends; each sets `_info`."""
 
@@ -216,6 +232,7 @@ class BaseSession(ABC):
     def __new__(cls, *args: Any, **choices: Any) -> Self:
         session = super().__new__(cls)
         session._process = os.getpid()
+        _sessions.add(session)
         return session
 
     @property

@@ -62,7 +62,7 @@ class InductorSession(BaseSession):
             import torch
         except ImportError:
             raise MissingPackageError("torch", "export", f"running '{path.name}'") from None
-        from ..torch.threads import use_threads
+        from ..torch.threads import FORKED, is_forked, use_threads
         from .package import load_package
 
         self._torch, self.path, self.spec, self.facts = torch, path, spec, facts
@@ -89,6 +89,8 @@ class InductorSession(BaseSession):
         )
         graphs = graphs and self._device.type == "cuda"
         self._use_threads = partial(use_threads, threads)
+        if self._device.type == "cpu" and is_forked():
+            self.add_note(FORKED)
         try:
             self._run: Any = load_package(path, str(self._device), threads=not graphs)
         except EngineError:

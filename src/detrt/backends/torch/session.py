@@ -19,7 +19,7 @@ from ...tasks.reading_order import cuts_coordinates
 from ...text.tokenizer import PromptTokenizer
 from ..base import BaseSession, Choices, Feeds, Outputs, SessionInfo, check_feeds
 from ..prompted import PromptedSession
-from .threads import use_threads
+from .threads import FORKED, is_forked, use_threads
 
 if TYPE_CHECKING:
     from ...models.source import Source
@@ -88,6 +88,8 @@ class TorchSession(BaseSession):
         inputs, outputs = contracts.get(part, query_encoder_contract)(self.spec)
         where = str(self._device) if self._device.index is not None or self._device.type == "cpu" else "cuda:0"
         self._info = SessionInfo("torch", f"torch-{self._device.type}", where, inputs, outputs, notes=(note,) if note else ())
+        if self._device.type == "cpu" and is_forked():
+            self.add_note(FORKED)
 
     tells_selections = takes_selections = True
     _closed = False
