@@ -63,9 +63,8 @@ class _Command(TyperCommand):
         given, _, named = self.make_parser(ctx).parse_args(args=list(args))
         options = {option for parameter in self.get_params(ctx) for option in (*parameter.opts, *parameter.secondary_opts)}
         for parameter in named:
-            values = given.get(parameter.name)
+            option, values = max(parameter.opts, key=len), given.get(parameter.name)
             for value in values if isinstance(values, list) else [values]:
-                option = max(parameter.opts, key=len)
                 # An unset variable of a shell; a path would be the current folder.
                 if value == "" and parameter.default != "":
                     raise DetrtError(f"{option} is '' (empty); give a value, or leave the option out")

@@ -284,10 +284,11 @@ def _load_module(
 
     if weights_in(folder) is None:
         raise SourceError(adapters.why_alone(folder) or f"'{folder}' has no weights; expected one of {', '.join(WEIGHTS)}")
-    if missing := [path for path in _read_files(folder) if not path.is_file()]:
+    wanted = _read_files(folder)
+    if missing := [path for path in wanted if not path.is_file()]:
         names = ", ".join(path.name for path in missing[:5]) + (", ..." if len(missing) > 5 else "")
         raise SourceError(
-            f"'{folder}' lacks {len(missing)} of the {number_of(len(_read_files(folder)), 'file')} with its weights: {names}; copy or "
+            f"'{folder}' lacks {len(missing)} of the {number_of(len(wanted), 'file')} with its weights: {names}; copy or "
             "download them into that folder as well, or save the checkpoint again"
         )
     for path in _weight_files(folder):
@@ -331,7 +332,7 @@ def _load_module(
     except SourceError:
         raise
     except (SafetensorError, pickle.UnpicklingError, EOFError, StrictDataclassError, *_LOADING_ERRORS) as error:
-        if damaged := [path for path in _read_files(folder) if _is_damaged(path)]:
+        if damaged := [path for path in wanted if _is_damaged(path)]:
             raise SourceError(
                 f"the weights of '{ref}' are damaged or truncated, in {', '.join(path.name for path in damaged)}: {_first_lines(error)}; "
                 "copy, download or save the checkpoint again"
