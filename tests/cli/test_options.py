@@ -243,14 +243,27 @@ def test_an_option_of_one_value_that_is_given_twice_is_refused(cli, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_option_is_no_value_of_another(cli, name, tmp_path, monkeypatch):
-    """Where a value was left out, the next option would be lost without a word, and name a file that is written."""
+    """Where a value was left out, the next option would be lost without a word, and name a file that is written; a mistyped one too."""
     monkeypatch.chdir(tmp_path)
-    flags = [flag for flag, one in options_of(name).items() if not one.is_flag and one.nargs == 1]
-    for flag in flags:
-        for other in ("--help", "-h", f"{flags[-1]}=1"):
-            done = cli(name, flag, other, code=2)
-            assert f"has no value: {other} behind it is an option" in done.err, (flag, done.err)
+    valued = [one for one in load_command(name).params if one.opts[0].startswith("-") and not one.is_flag and one.nargs == 1]
+    assert valued
+    for one in valued:
+        for other in ("--help", "-h", f"{valued[-1].opts[0]}=1", "-obundle", "--no-chek", "-force", "--"):
+            for flag in one.opts:
+                done = cli(name, flag, other, code=2)
+                assert f"has no value: {other} behind it is spelled like an option" in done.err, (flag, done.err)
+                assert f"{max(one.opts, key=len)} VALUE {other} " in done.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_may_begin_with_dashes(cli, place):
+    cli("build", "model.onnx", "-o", "./--no-check", "--json", "./-j.json")
+    assert (place / "--no-check" / "detrt.json").is_file() and (place / "-j.json").is_file()
+
+
+def test_a_negative_number_and_standard_output_are_values(cli, place):
+    assert "got '-1'" in cli("detect", "model.onnx", "in", "--every", "-1", code=2).err
+    assert len(cli("detect", "model.onnx", "in", "--json", "-").lines) == 2
 
 
 def test_lists_of_classes_add_up(cli, place):

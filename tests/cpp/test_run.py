@@ -182,6 +182,9 @@ def test_bad_input_is_a_message(build, sanitized, bundle, photos, tmp_path):
         ([bundle, "--image-decoder", "tpu"], "--image-decoder: tpu not in {"),
         ([bundle, "--what"], "The following argument was not expected: --what"),
         ([bundle, "--json"], "--json: 1 required"),
+        ([bundle, "--json", "--quiet"], "--json has no value: --quiet behind it is spelled like an option"),
+        ([bundle, "--save", "-q"], "--save VALUE -q (a file of that name is ./-q)"),
+        ([bundle, "--classes", "red", "--classes", "--strict"], "--classes has no value: --strict"),
     ]
     refused(sanitized / "detrt-run", photos, before_the_model)
     for inputs, message in (([], "IMAGE is required"), (["none.jpg"], "there is no file 'none.jpg'")):

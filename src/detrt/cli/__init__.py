@@ -55,22 +55,24 @@ _COMMANDS = {
     ),
 }
 
+_LIKE_AN_OPTION = re.compile(r"--|-[^\W\d]")  # a mistyped one too, such as --no-chek; -1 and - are values
+
 
 class _Command(TyperCommand):
     """A command that refuses what would be taken without a word: of an option given twice the last value, and the next option as a value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given, _, named = self.make_parser(ctx).parse_args(args=list(args))
-        options = {option for parameter in self.get_params(ctx) for option in (*parameter.opts, *parameter.secondary_opts)}
         for parameter in named:
             option, values = max(parameter.opts, key=len), given.get(parameter.name)
             for value in values if isinstance(values, list) else [values]:
                 # An unset variable of a shell; a path would be the current folder.
                 if value == "" and parameter.default != "":
                     raise DetrtError(f"{option} is '' (empty); give a value, or leave the option out")
-                if isinstance(value, str) and value.partition("=")[0] in options and value.startswith("-"):
+                if isinstance(value, str) and option.startswith("-") and _LIKE_AN_OPTION.match(value):
                     raise DetrtError(
-                        f"{option} has no value: {value} behind it is an option; give one between them (a file of that name is ./{value})"
+                        f"{option} has no value: {value} behind it is spelled like an option; give one between them: "
+                        f"{option} VALUE {value} (a file of that name is ./{value})"
                     )
         for parameter, times in Counter(named).items():
             decides = not getattr(parameter, "is_flag", False) or parameter.secondary_opts
