@@ -26,7 +26,7 @@ bool for_gpu(const BundleFile& file) {
 std::string capabilities(const BundleFile& file) {
   std::string text;
   for (int value : file.engine ? file.engine->compute_capabilities : std::vector<int>{})
-    text += (text.empty() ? "SM " : ", ") + std::to_string(value);
+    text += (text.empty() ? "compute capability " : ", ") + std::to_string(value);
   return text.empty() ? "another GPU" : text;
 }
 
@@ -94,7 +94,7 @@ std::optional<BundleFile> choose(const Bundle& bundle, const SessionOptions& opt
       if (for_gpu(file) && (has == 0 || built.empty() || std::find(built.begin(), built.end(), has) != built.end()))
         return file;
       if (for_gpu(file))
-        why = "the package is for " + capabilities(file) + ", this GPU has SM " + std::to_string(has) + build_for_gpu;
+        why = "the package is for " + capabilities(file) + ", this GPU has " + std::to_string(has) + build_for_gpu;
     }
     if (device) {
       if (why.empty())

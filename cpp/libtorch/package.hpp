@@ -21,7 +21,7 @@ public:
 std::unique_ptr<Package> open_package(const std::filesystem::path& path, int device, bool tf32);
 
 int gpu_count();                    // that PyTorch sees; 0 if libtorch was built for the CPU
-int compute_capability(int device); // 90 for SM 9.0; 0 if there is no such GPU
+int compute_capability(int device); // 90 for 9.0; 0 if there is no such GPU
 std::string torch_version();
 void set_threads(int threads);
 

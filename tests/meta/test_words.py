@@ -27,6 +27,7 @@ BANNED = {
     r"waits for company": "max queue delay",
     r"\bpictures?\b": "image",
     r"\bback[- ]ends?\b": "backend",
+    r"(?-i:\bSMs? [\d|]|\b(for|is|has) SM\b)": "compute capability",
     r"\bdoor to\b": "the only module that imports",
     r"\banew\b": "again",
     r"\bwork(ed|s) out\b": "computed",

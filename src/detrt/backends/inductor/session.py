@@ -243,7 +243,7 @@ def _check_versions(torch: Any, facts: EngineFacts, name: str, device: Any) -> N
         major, minor = torch.cuda.get_device_capability(device)
         if major * 10 + minor not in facts.compute_capabilities:
             raise EngineError(
-                f"'{name}' was compiled for SM {', '.join(map(str, facts.compute_capabilities))}, this GPU is SM "
+                f"'{name}' was compiled for compute capability {', '.join(map(str, facts.compute_capabilities))}, this GPU has "
                 f"{major * 10 + minor} ({torch.cuda.get_device_name(device)}); {rebuild}"
             )
         if facts.options.get("format") != "aoti":

@@ -36,7 +36,7 @@ TARGET = Target(
         Ability(
             "build TensorRT-RTX engines",
             (_RTX,),
-            works=f"SM {', '.join(map(str, DEFAULT_RTX_SMS))} (75 not in FP32); no GPU needed",
+            works=f"for compute capability {', '.join(map(str, DEFAULT_RTX_SMS))} (75 not in FP32); no GPU needed",
         ),
         _RUN_RTX,
         _TENSORRT,

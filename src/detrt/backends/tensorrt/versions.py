@@ -234,7 +234,7 @@ def tables() -> str:
         lines.append(f"| {' | '.join(cells)} |")
     lines += [
         "",
-        "| fault | versions | SM | types | what detrt does | instead | documented in |",
+        "| fault | versions | compute capability | types | what detrt does | instead | documented in |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for fault in FAULTS:
