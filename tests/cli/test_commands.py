@@ -160,7 +160,7 @@ def test_families(cli):
 
 def test_doctor(cli, tmp_path):
     text = cli("doctor").out
-    assert "onnxruntime" in text and "build TensorRT-RTX engines" in text
+    assert "onnxruntime" in text and "build TensorRT-RTX engines" in text and "compiled packages on the CPU" in text
     data = cli("doctor", "--json", "-").json
     assert {"machine", "gpus", "packages", "targets", "transformers_tested"} == set(data)
     found = {package["name"]: package["version"] for package in data["packages"]}

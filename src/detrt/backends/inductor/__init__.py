@@ -4,7 +4,10 @@ from ...system import Ability
 from ..target import Build, Target
 from .config import NATIVE
 
-# On a CPU OpenVINO and ONNX Runtime are as fast, and need no compiler.
+_ON_CPU = Ability(
+    "build and run compiled packages on the CPU", ("torch", "transformers"), works="building needs a C++ compiler, g++ or clang++"
+)
+# What `auto` takes: on a CPU OpenVINO and ONNX Runtime are as fast, and need no compiler.
 _HERE = Ability("build and run compiled packages on a GPU", ("torch", "transformers"), on_gpu=True)
 
 TARGET = Target(
@@ -26,7 +29,7 @@ TARGET = Target(
             takes=("devices", "batch", "height", "width", "sizes", "timeout_seconds"),
         ),
     ),
-    abilities=(_HERE,),
+    abilities=(_ON_CPU, _HERE),
     native=NATIVE,
     sidecar=True,
 )
