@@ -184,6 +184,7 @@ def _planned(
     if held is not None and grows:
         _check_graph_stays(held.folder, precision)
         _check_addition(held, adds=any(job.builder.adds(job.configs) for job in jobs))
+    asked = precision
     if precision.target == Precision.INT8 and precision.qdq_placement is None:
         wanted = (job.target.placement for job in jobs if job.target.placement)
         precision = replace(precision, qdq_placement=next(wanted, PLACEMENTS[0]))
@@ -194,7 +195,7 @@ def _planned(
         job.builder.check(job.configs, plan)
     _check_installed(jobs, checkpoint=not from_graph)
     makes = [job for job in jobs if job.makes]
-    warnings = check_before(precision, alone=not makes, tf32=any(job.builder.has_tf32(job.configs) for job in jobs))
+    warnings = check_before(asked, alone=not makes, tf32=any(job.builder.has_tf32(job.configs) for job in jobs))
     if from_graph:
         if held is None:
             check_model_file(Path(model))

@@ -551,6 +551,16 @@ def test_a_bf16_graph_alone_is_warned_about(cli, place):
     assert "warning: ONNX Runtime has no convolutions in BF16 on CPUs" in result.err and "--precision fp16" in result.err
 
 
+def test_an_int8_graph_alone_is_warned_about_where_nobody_placed_it(cli, place):
+    """It is placed for TensorRT, and on a CPU slower than FP32."""
+    graph.save(pixel_model(), place / "pixels.onnx")
+    build = ("build", "pixels.onnx", "--target", "onnx", "--precision", "int8", "--calibration", "in", "--min-fraction", "0")
+    result = cli(*build, "-o", "default")
+    assert "warning: this INT8 graph is placed for TensorRT" in result.err and "--qdq-placement cpu" in result.err
+    for placement in ("cpu", "tensorrt"):
+        assert "placed for" not in cli(*build, "-o", placement, "--qdq-placement", placement).err
+
+
 def test_tf32_is_asked_for_of_graphs_in_fp32_alone(cli, place, monkeypatch):
     monkeypatch.setattr(building.EngineBuilder, "missing", lambda *_: [])
     graph.save(pixel_model(), place / "pixels.onnx")

@@ -40,4 +40,9 @@ def check_before(config: PrecisionConfig, *, alone: bool = False, tf32: bool = F
             "ONNX Runtime has no convolutions in BF16 on CPUs, where this graph then does not run; add an engine or a package "
             "(`targets=tensorrt` or inductor), or take `precision=fp16`"
         )
+    if alone and config.target == Precision.INT8 and config.qdq_placement is None:
+        warnings.append(
+            "this INT8 graph is placed for TensorRT, and slower than FP32 on a CPU; for OpenVINO and ONNX Runtime there give "
+            "`qdq_placement=cpu`, for TensorRT `qdq_placement=tensorrt`"
+        )
     return warnings
