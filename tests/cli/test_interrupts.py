@@ -130,7 +130,7 @@ def test_ctrl_c_during_detect(place):
 
 @pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 2), (signal.SIGTERM, 1)])
 def test_a_model_that_never_ends(place, number, times):
-    """A second signal ends it at once, and one alone after a while, which is short here."""
+    """A second signal ends it at once, and one alone after a while, which is short here. For a black image it would end."""
     (place / "endless.onnx").write_bytes(endless_model(make_spec()))
     hook = (
         "import sys, detrt.detector as stage; from pathlib import Path; from detrt.cli import main\n"
@@ -140,7 +140,8 @@ def test_a_model_that_never_ends(place, number, times):
         "sys.modules['detrt.cli.stopping']._GRACE_S = float(sys.argv.pop(1))\n"
         "sys.exit(main())"
     )
-    command = [sys.executable, "-c", hook, "60" if times == 2 else "0.5", "detect", "endless.onnx", "in", "--json", "found.jsonl"]
+    grace_s = "60" if times == 2 else "0.5"
+    command = [sys.executable, "-c", hook, grace_s, "detect", "endless.onnx", "in/blue.png", "--json", "found.jsonl"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         while not (place / "in" / "running").exists():
