@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("onnx", reason="onnx is not installed: the models are made with onnx.helper")
-from cli_support import COMMAND, cli, place, snapshot  # noqa: F401 - fixtures
+from cli_support import cli, place, snapshot  # noqa: F401 - fixtures
 from engine_graphs import rtx
 from onnx_models import endless_model, make_spec
 
@@ -54,8 +54,17 @@ def interrupt(process, ready, number):
     return process.communicate(timeout=LIMIT_S)
 
 
-def start(*arguments):
-    return subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start_build():
+    """A build of an engine whose parent process does not end before it is stopped, however quick its builder is."""
+    hook = (
+        "import sys, time; from detrt.backends.worker_process import Worker; from detrt.cli import main\n"
+        "real = Worker.receive\n"
+        "def receive(self): message = real(self); time.sleep(60); return message\n"
+        "Worker.receive = receive\n"
+        "sys.exit(main())"
+    )
+    command = [sys.executable, "-c", hook, "build", "model.onnx", "-o", "bundle", "--target", "tensorrt-rtx", "--sm", "89"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def check(process, out, err, number):
@@ -72,7 +81,7 @@ def temporaries(place):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_during_the_engine_build(place, number):
     before = snapshot(place)
-    process = start("build", "model.onnx", "-o", "bundle", "--target", "tensorrt-rtx", "--sm", "89")
+    process = start_build()
     seen: list[int] = []
 
     def ready():
@@ -161,7 +170,7 @@ def test_kill_leaves_only_a_hidden_temporary_folder(cli, place):
     """SIGKILL cannot be cleaned up after. The old bundle is whole, and the next build is not disturbed."""
     pytest.importorskip("tensorrt_rtx_bindings", reason="needs the 'rtx' extra")
     before = snapshot(place)
-    process = start("build", "model.onnx", "-o", "bundle", "--target", "tensorrt-rtx", "--sm", "89")
+    process = start_build()
     interrupt(process, lambda: workers(process.pid), signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     after = snapshot(place)
