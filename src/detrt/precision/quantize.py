@@ -304,7 +304,7 @@ def scale_axis(node: onnx.NodeProto, low: Precision) -> int | None:
 
     TensorRT-RTX 1.6.1 writes sums of FP8 values of a matmul with scales of channels in FP16, which ends at 65504, and scales them in
     the next kernel; one scale it multiplies by in FP32. Of convolutions it is right with scales of channels, which write FP32, and
-    wrong with one scale (docs/results/tensorrt-rtx.md). The steps of FP8 double with every power of two: small channels do not need
+    wrong with one scale (docs/results/tensorrt-rtx-graphs.md). The steps of FP8 double with every power of two: small channels do not need
     a scale of their own.
     """
     if node.op_type == "Conv":

@@ -176,6 +176,6 @@ def test_a_file_for_other_programs_takes_no_more(full_size):
 
 
 def test_products_in_fp8_write_fp16(compiled, exported):
-    """A MatMul with one scale is one kernel that writes FP16. Convolutions with scales of channels write FP32, as docs/results/tensorrt-rtx.md says."""
+    """A MatMul with one scale is one kernel that writes FP16. Convolutions with scales of channels write FP32, as docs/results/tensorrt-rtx-graphs.md says."""
     kernels = [kernel for kernel in compiled(exported("yolos"), "fp8").kernels if "FP8" in kernel.reads]
     assert len(kernels) == 8 and {(kernel.kind, kernel.writes) for kernel in kernels} == {("gemm", ("Half",))}, kernels

@@ -67,21 +67,21 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "FP32 products are computed in TF32, whatever the builder's flag says", (1, 6), None, "avoided",
-        "NVIDIA_TF32_OVERRIDE=0 while it builds and runs, or `tf32`", "docs/results/tensorrt-rtx.md#fp32-is-fp32",
+        "NVIDIA_TF32_OVERRIDE=0 while it builds and runs, or `tf32`", "docs/results/tensorrt-rtx-graphs.md#fp32-is-fp32",
         target="tensorrt-rtx", precisions=("fp32",),
     ),
     Fault(
         "0.5 / 50 is less than 0.01, so that proposals on the border of the image are other ones", (1, 6), None, "avoided",
-        "a comparison with a number beside the border, in every graph", "docs/results/tensorrt-rtx.md#agreement-by-family",
+        "a comparison with a number beside the border, in every graph", "docs/results/tensorrt-rtx-graphs.md#faults",
         target="tensorrt-rtx", layers=("ELEMENTWISE",),
     ),
     Fault(
         "sums of an FP8 MatMul with scales of channels overflow FP16", (1, 6), None, "avoided", "one scale for its weights",
-        "docs/results/tensorrt-rtx.md#trained-weights", target="tensorrt-rtx", precisions=("fp8",), layers=("MATRIX_MULTIPLY",),
+        "docs/results/tensorrt-rtx-graphs.md#scales", target="tensorrt-rtx", precisions=("fp8",), layers=("MATRIX_MULTIPLY",),
     ),
     Fault(
         "an FP8 convolution with one scale finds nothing", (1, 6), None, "avoided", "a scale for each channel of its weights",
-        "docs/results/tensorrt-rtx.md#trained-weights", target="tensorrt-rtx", precisions=("fp8",), layers=("CONVOLUTION",),
+        "docs/results/tensorrt-rtx-graphs.md#scales", target="tensorrt-rtx", precisions=("fp8",), layers=("CONVOLUTION",),
     ),
     Fault(
         "the builder has no BF16 ConvTranspose", (1, 7), None, "avoided", "FP32 for it", "seen with 1.7.1", target="tensorrt-rtx",
