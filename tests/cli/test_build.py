@@ -32,6 +32,7 @@ from detrt.data.matching import gate_for
 from detrt.errors import DetrtError, EngineError
 from detrt.graph.lower_msda import sampled_sums
 from detrt.graph.msda_plugin import emit
+from detrt.graph.view import GraphView
 from detrt.precision import PrecisionConfig
 from detrt.precision.apply import apply_precision
 from detrt.precision.config import PRECISIONS
@@ -369,7 +370,7 @@ def test_export_writes_the_form_that_tensorrt_fuses(cli, tmp_path, options, exac
         path = tmp_path / name / "g.onnx"
         cli("export", "random:rt_detr_v2/tiny", "-o", path, "--no-check", "--size", 64, *options, *form)
         spec = graph.read_spec(path)
-        assert os.listdir(path.parent) == ["g.onnx"] and bool(sampled_sums(graph.load(path))[0]) == (name == "plain")
+        assert os.listdir(path.parent) == ["g.onnx"] and bool(sampled_sums(GraphView(graph.load(path)))[0]) == (name == "plain")
         pixels = np.random.default_rng(1).integers(0, 256, (2, 3, *spec.input.size_hw), np.uint8)
         outputs[name] = run_graph(path, {PIXEL_VALUES: pixels})
     for output, want in outputs["plain"].items():

@@ -146,7 +146,6 @@ def scope_outputs(view: GraphView) -> dict[str, list[str]]:
     """
     from ..graph.view import FLOATS
 
-    outputs = {value.name for value in view.model.graph.output}
     scope = {name: _scope(view, name) for name in view.tensors()}
     result: dict[str, list[str]] = {}
     for name, path in scope.items():
@@ -157,7 +156,7 @@ def scope_outputs(view: GraphView) -> dict[str, list[str]]:
         for length in range(len(parts), 0, -1):
             outer = ".".join(parts[:length])
             innermost = length == len(parts)
-            if (name in outputs and innermost) or any(not (user == outer or user.startswith(outer + ".")) for user in users):
+            if (name in view.outputs and innermost) or any(not (user == outer or user.startswith(outer + ".")) for user in users):
                 result.setdefault(outer, []).append(name)
     return result
 

@@ -42,7 +42,7 @@ def move_attention_biases(model: onnx.ModelProto) -> int:
     behind: dict[str, onnx.NodeProto] = {}  # output of a Transpose -> the Add of queries' biases behind it
     count = 0
     for softmax in view.nodes:
-        product = _reader(view, softmax.output[0], "MatMul") if softmax.op_type == "Softmax" else None
+        product = view.only_reader(softmax.output[0], "MatMul", of_values=True) if softmax.op_type == "Softmax" else None
         if product is None or product.input[0] != softmax.output[0] or not over_last(softmax, opset, rank=4):
             continue
         scores = _scores(view, softmax.input[0])
@@ -72,17 +72,9 @@ def move_attention_biases(model: onnx.ModelProto) -> int:
     return count
 
 
-def _reader(view: GraphView, name: str, kind: str | None = None) -> onnx.NodeProto | None:
-    """The one node that reads the values of a tensor, if it is of a kind; one that reads its shape alone does not count."""
-    readers = [node for node in view.consumers(name) if node.op_type != "Shape"]
-    if len(readers) != 1 or name in view.outputs or kind not in (None, readers[0].op_type):
-        return None
-    return readers[0]
-
-
 def _scores(view: GraphView, name: str) -> onnx.NodeProto | None:
     """The product of queries and keys in front of a softmax, scaled by numbers or with a mask added."""
-    while (node := view.producer.get(name)) is not None and _reader(view, name) is not None:
+    while (node := view.producer.get(name)) is not None and view.only_reader(name, of_values=True) is not None:
         if node.op_type == "MatMul":
             return node
         # Of two computed tensors, the scores are the one that is a product or scaled.
@@ -113,7 +105,7 @@ def _projection(view: GraphView, name: str, order: Sequence[int]) -> _Projection
     add = None if split is None or split.op_type != "Reshape" else view.producer.get(split.input[0])
     if turn is None or split is None or add is None or add.op_type != "Add":
         return None
-    if any(_reader(view, one) is None for one in (name, split.output[0], add.output[0])):
+    if any(view.only_reader(one, of_values=True) is None for one in (name, split.output[0], add.output[0])):
         return None
     bias = _bias(view, add)
     target = reshape_target(view, split.input[1])
@@ -131,11 +123,13 @@ def _projection(view: GraphView, name: str, order: Sequence[int]) -> _Projection
 
 def _move_through_output(view: GraphView, model: onnx.ModelProto, product: onnx.NodeProto, value: _Projection) -> bool:
     """Make the values' bias part of that of the output projection: Transpose, Reshape, MatMul and Add behind `product`. Returns whether they are."""
-    turned = _reader(view, product.output[0], "Transpose")
-    joined = None if turned is None or permutation(turned) != HEADS_OUT else _reader(view, turned.output[0], "Reshape")
-    matmul = None if joined is None else _reader(view, joined.output[0], "MatMul")
-    add = None if matmul is None else _reader(view, matmul.output[0], "Add")
-    if joined is None or matmul is None or add is None or matmul.input[0] != joined.output[0]:
+    turned = view.only_reader(product.output[0], "Transpose", of_values=True)
+    joined = None if turned is None else view.only_reader(turned.output[0], "Reshape", of_values=True)
+    matmul = None if joined is None else view.only_reader(joined.output[0], "MatMul", of_values=True)
+    add = None if matmul is None else view.only_reader(matmul.output[0], "Add", of_values=True)
+    if turned is None or joined is None or matmul is None or add is None:
+        return False
+    if permutation(turned) != HEADS_OUT or matmul.input[0] != joined.output[0]:
         return False
     weight, bias = view.array(matmul.input[1]), _bias(view, add)
     if weight is None or bias is None or weight.ndim != 2 or len(weight) != value.bias.size or weight.shape[1] != bias.size:

@@ -14,7 +14,7 @@ from onnx.reference import ReferenceEvaluator
 
 from .io import name_nodes, to_bytes
 from .nodes import DEFAULT_DOMAINS, GraphBuilder, default_opset, drop_attribute, replace_nodes, subgraphs
-from .view import attribute
+from .view import GraphView, attribute
 
 # The exported wrapper calls the detector "model"; without it, paths are those of the checkpoint's keys.
 _WRAPPER = "/model"
@@ -62,15 +62,7 @@ def fold_affine(model: onnx.ModelProto) -> int:
     """
     graph = model.graph
     tensors = {tensor.name: tensor for tensor in graph.initializer}
-    consumers: dict[str, list[onnx.NodeProto]] = {}
-    for node in graph.node:
-        for name in node.input:
-            consumers.setdefault(name, []).append(node)
-    outputs = {value.name for value in graph.output}
-
-    def only_consumer(name: str, kind: str) -> onnx.NodeProto | None:
-        users = consumers.get(name, [])
-        return users[0] if len(users) == 1 and users[0].op_type == kind and name not in outputs else None
+    view = GraphView(model)
 
     def per_channel(node: onnx.NodeProto, data: str, channels: int) -> np.ndarray | None:
         other = node.input[1] if node.input[0] == data else node.input[0]
@@ -87,10 +79,10 @@ def fold_affine(model: onnx.ModelProto) -> int:
         channels, output = weight.shape[0], conv.output[0]
         if weight.ndim != 4:  # the constants have the axes of images
             continue
-        multiply = only_consumer(output, "Mul")
+        multiply = view.only_reader(output, "Mul")
         scale = per_channel(multiply, output, channels) if multiply is not None else None
         scaled = multiply.output[0] if multiply is not None and scale is not None else output
-        add = only_consumer(scaled, "Add")
+        add = view.only_reader(scaled, "Add")
         shift = per_channel(add, scaled, channels) if add is not None else None
         if scale is None and shift is None:
             continue

@@ -52,16 +52,16 @@ def _attention(
     if not over_last(softmax, default_opset(view.model), rank) or view.types.get(softmax.output[0]) != FLOAT:
         return None
     scale, scores = _scaled(view, softmax.input[0])
-    products = view.consumers(softmax.output[0])
-    if scores is None or len(products) != 1 or products[0].op_type != "MatMul" or products[0].input[0] != softmax.output[0]:
+    product = view.only_reader(softmax.output[0], "MatMul")
+    if scores is None or product is None or product.input[0] != softmax.output[0]:
         return None
-    turned = _only(view, products[0].output[0], "Transpose")
-    tail = None if turned is None else _only(view, turned.output[0], "Reshape")
+    turned = view.only_reader(product.output[0], "Transpose")
+    tail = None if turned is None else view.only_reader(turned.output[0], "Reshape")
     if turned is None or tail is None or permutation(turned) != HEADS_OUT:
         return None
     if 0 in reshape_target(view, tail.input[1])[2:]:  # 0 keeps a length of the input, whose first two stay
         return None
-    sides = (scores.input[0], scores.input[1], products[0].input[1])
+    sides = (scores.input[0], scores.input[1], product.input[1])
     flat = [_flat(view, shapes, name, perm) for name, perm in zip(sides, (HEADS_IN, KEYS, HEADS_IN), strict=True)]
     if None in flat:
         return None
@@ -119,11 +119,6 @@ def _shapes(model: onnx.ModelProto) -> dict[str, list[int | None]]:
         for value in (*inferred.value_info, *inferred.input, *inferred.output)
         if value.type.tensor_type.HasField("shape")
     }
-
-
-def _only(view: GraphView, name: str, kind: str) -> onnx.NodeProto | None:
-    readers = view.consumers(name)
-    return readers[0] if len(readers) == 1 and readers[0].op_type == kind else None
 
 
 def permutation(node: onnx.NodeProto) -> list[int]:

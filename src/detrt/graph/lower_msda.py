@@ -11,7 +11,6 @@ The op itself is defined in `detrt.models.ops.msda.reference`.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from ..errors import GraphError, number_of
 from .clean import drop_dead
 from .nodes import GraphBuilder, default_opset, drop_domain, replace_nodes
 from .operators import MSDA, MSDA_DOMAIN
-from .view import element_types, inferred
+from .view import GraphView, element_types, inferred
 
 BY_LEVEL = "gather by level"
 FLOAT = onnx.TensorProto.FLOAT
@@ -266,37 +265,29 @@ def _gather(call: _Call) -> None:
     b.op("Reshape", total, b.op("Concat", shape, b.ints(heads * dim), axis=0), output=call.output)
 
 
-def sampled_sums(model: onnx.ModelProto) -> tuple[set[str], set[str], set[str]]:
+def sampled_sums(view: GraphView) -> tuple[set[str], set[str], set[str]]:
     """Tensors in which "gather" sums samples: the MatMuls of the corners, these and all sums of them, and the last sums.
 
     A MatMul is one of (batch, queries, heads, 1, points) weights and (batch, queries, heads, points, dim) gathered values; all of a sum have
     as many points.
     """
-    graph = model.graph
-    outputs = {value.name for value in graph.output}
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    producers = {name: node for node in graph.node for name in node.output}
-    readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
-    for node in graph.node:
-        for name in node.input:
-            readers[name].append(node)
 
     def sampled(node: onnx.NodeProto) -> bool:
-        weight, values = (producers.get(name) for name in node.input)
+        weight, values = (view.producer.get(name) for name in node.input)
         return (
             weight is not None
             and values is not None
             and (weight.op_type, values.op_type) == ("Unsqueeze", "Gather")
             and len(weight.input) == 2  # before opset 13 the axes are an attribute
-            and weight.input[1] in constants
-            and numpy_helper.to_array(constants[weight.input[1]]).tolist() == [3]
+            and (axes := view.array(weight.input[1])) is not None
+            and axes.tolist() == [3]
         )
 
-    found = [node for node in graph.node if node.op_type == "MatMul" and sampled(node)]
-    points = _points(model, {node.output[0]: (producers[node.input[0]].input[0], node.input[1]) for node in found})
+    found = [node for node in view.nodes if node.op_type == "MatMul" and sampled(node)]
+    points = _points(view.model, {node.output[0]: (view.producer[node.input[0]].input[0], node.input[1]) for node in found})
     terms = set(points)
     # The last are those of corners, whose axis of points is still there.
-    for node in graph.node:
+    for node in view.nodes:
         if (
             node.op_type == "Add"
             and all(name in points for name in node.input)
@@ -307,7 +298,7 @@ def sampled_sums(model: onnx.ModelProto) -> tuple[set[str], set[str], set[str]]:
     return (
         terms,
         sums,
-        {name for name in sums if name in outputs or any(reader.output[0] not in sums for reader in readers[name])},
+        {name for name in sums if name in view.outputs or any(node.output[0] not in sums for node in view.consumers(name))},
     )
 
 
@@ -336,15 +327,13 @@ def sum_by_reduction(model: onnx.ModelProto) -> int:
     Returns:
         How many sums were replaced.
     """
-    graph = model.graph
-    producers = {name: node for node in graph.node for name in node.output}
-    terms, sums, totals = sampled_sums(model)
+    view = GraphView(model)
+    terms, sums, totals = sampled_sums(view)
     if not totals:
         return 0
-    kinds = element_types(model)
     summands = {name: f"{name}/points" if name in totals else name for name in sums}
     nodes: list[onnx.NodeProto] = []
-    for node in graph.node:
+    for node in view.nodes:
         name = node.output[0]
         if name not in sums:
             nodes.append(node)
@@ -352,18 +341,18 @@ def sum_by_reduction(model: onnx.ModelProto) -> int:
         builder = GraphBuilder(f"{node.name}/sum")
         summand = summands[name]
         if name in terms:
-            weight, values = producers[node.input[0]], node.input[1]
+            weight, values = view.producer[node.input[0]], node.input[1]
             builder.op("Mul", builder.op("Unsqueeze", weight.input[0], builder.ints(4)), values, output=summand)
         else:
             builder.op("Add", *(summands[each] for each in node.input), output=summand)
         if name in totals:
-            low = kinds[name] != onnx.TensorProto.FLOAT
+            low = view.types[name] != onnx.TensorProto.FLOAT
             wide = builder.op("Cast", summand, to=onnx.TensorProto.FLOAT) if low else summand
             total = builder.op("ReduceSum", wide, builder.ints(3), keepdims=1, **({} if low else {"output": name}))
             if low:
-                builder.op("Cast", total, to=kinds[name], output=name)
+                builder.op("Cast", total, to=view.types[name], output=name)
         nodes.extend(builder.nodes)
-        graph.initializer.extend(builder.initializers)
+        model.graph.initializer.extend(builder.initializers)
     replace_nodes(model, nodes)
     drop_dead(model)
     return len(totals)

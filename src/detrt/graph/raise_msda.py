@@ -106,16 +106,16 @@ def raise_msda(model: onnx.ModelProto, widest: int | None = None) -> int:
     Discrete sampling, and attention in which another tool has changed the arithmetic, stay as they are.
     """
     view = GraphView(model)
-    terms, sums, totals = sampled_sums(model)
+    terms, sums, totals = sampled_sums(view)
     found = {}
     for total in sorted(totals):
-        readers = view.consumers(total)
-        if len(readers) != 1 or readers[0].op_type != "Reshape":
+        last = view.only_reader(total, "Reshape")
+        if last is None:
             continue
         corners = [name for name in _addends(view, total, sums) if name in terms]
-        builder = _attention(view, corners, readers[0])
+        builder = _attention(view, corners, last)
         if builder is not None and (widest is None or attribute(builder.nodes[-1], "head_dim") <= widest):
-            found[readers[0].output[0]] = builder
+            found[last.output[0]] = builder
     if not found:
         return 0
     nodes: list[onnx.NodeProto] = []
@@ -201,12 +201,12 @@ def _starts(constant: NDArray, points: int, heads: int) -> NDArray | None:
 def _side(view: GraphView, name: str) -> str | None:
     """The widths or heights that coordinates (batch, queries, heads, points, 1) are multiplied with."""
     for _ in range(2):
-        readers = view.consumers(name)
-        if len(readers) != 1:
+        reader = view.only_reader(name)
+        if reader is None:
             return None
-        if readers[0].op_type == "Mul":
-            return next((each for each in readers[0].input if each != name), None)
-        name = readers[0].output[0]
+        if reader.op_type == "Mul":
+            return next((each for each in reader.input if each != name), None)
+        name = reader.output[0]
     return None
 
 

@@ -40,7 +40,7 @@ def unsigned_activations(model: onnx.ModelProto) -> int:
     view, changed = GraphView(model), 0
     for node in view.nodes:
         source = view.producer.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
-        if source is None or source.op_type != "QuantizeLinear" or len(view.consumers(source.output[0])) != 1:
+        if source is None or source.op_type != "QuantizeLinear" or view.only_reader(source.output[0]) is None:
             continue
         zeros = [view.constants.get(one.input[2]) if len(one.input) > 2 else None for one in (source, node)]
         if any(zero is None or zero.data_type != TensorProto.INT8 or numpy_helper.to_array(zero).any() for zero in zeros):

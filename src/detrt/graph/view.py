@@ -110,6 +110,15 @@ class GraphView:
         """Nodes that read a tensor, once per input that reads it."""
         return [self.nodes[index] for index, _ in self.readers.get(name, ())]
 
+    def only_reader(self, name: str, kind: str | None = None, *, of_values: bool = False) -> onnx.NodeProto | None:
+        """The node that alone reads a tensor, once, if it is of a kind; None for an output of the graph.
+
+        of_values: who reads the shape alone does not count, for changes that keep it.
+        """
+        readers = [node for node in self.consumers(name) if not (of_values and node.op_type in _SHAPES)]
+        only = readers[0] if len(readers) == 1 and name not in self.outputs else None
+        return only if only is None or kind in (None, only.op_type) else None
+
     def module_of(self, node: onnx.NodeProto) -> str:
         """Module path of a node; if its name has none, that of the nearest node before it."""
         visited: set[int] = set()

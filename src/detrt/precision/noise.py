@@ -337,8 +337,5 @@ def _bias_of(view: GraphView, node: onnx.NodeProto, channels: int) -> tuple[onnx
         if len(node.input) < 3 or not node.input[2] or is_bias(node.input[2]):
             return node, 2
         return None
-    readers = view.readers.get(node.output[0], ())
-    reader = view.nodes[readers[0][0]] if len(readers) == 1 and node.output[0] not in view.outputs else None
-    if reader is None or reader.op_type != "Add":
-        return None
-    return next(((reader, p) for p, name in enumerate(reader.input) if is_bias(name)), None)
+    reader = view.only_reader(node.output[0], "Add")
+    return None if reader is None else next(((reader, p) for p, name in enumerate(reader.input) if is_bias(name)), None)

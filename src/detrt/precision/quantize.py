@@ -186,10 +186,9 @@ def residual_inputs(view: GraphView, rules: Rules, plan: QuantPlan) -> dict[str,
     for i, node in enumerate(view.nodes):
         if node.op_type != "Add" or i in rules.keep or not all(view.depth.get(name) for name in node.input):
             continue
-        producers = [view.producer.get(name) for name in node.input]
         fused = [
-            one is not None and one.op_type == "Conv" and one.name in plan.activations and len(view.consumers(one.output[0])) == 1
-            for one in producers
+            one is not None and one.op_type == "Conv" and one.name in plan.activations and view.only_reader(name) is not None
+            for name, one in zip(node.input, map(view.producer.get, node.input), strict=True)
         ]
         if any(fused):
             position = 0 if fused == [False, True] else 1
