@@ -37,7 +37,7 @@ std::string write_png(const Image& image, const std::filesystem::path& path);
 // Throws for a header with no pixels or too many, before any allocation.
 void check_pixels(std::int64_t width, std::int64_t height, const std::string& name, std::int64_t most);
 
-// Orientation in an EXIF block (from its TIFF header), 0 if it has none.
+// Orientation in an EXIF block (from its TIFF header): 0 if it has none, 1 if it has another value than 1 to 8.
 int exif_orientation(Bytes tiff) noexcept;
 // Orientation in XMP text, 0 if it has none. Pillow reads EXIF first.
 int xmp_orientation(Bytes text) noexcept;

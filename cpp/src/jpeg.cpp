@@ -94,15 +94,17 @@ struct JpegReader {
 int orientation_of(const jpeg_decompress_struct& info) {
   constexpr char exif[] = "Exif\0"; // and the zero at its end: 6 bytes
   constexpr char xmp[] = "http://ns.adobe.com/xap/1.0/";
-  int found = 0, second = 0;
+  std::vector<std::uint8_t> joined; // a block that is too large for one segment goes on in the next
+  int second = 0;
   for (auto* marker = info.marker_list; marker != nullptr; marker = marker->next) {
     if (marker->marker != JPEG_APP0 + 1)
       continue;
-    if (marker->data_length > sizeof exif && std::memcmp(marker->data, exif, sizeof exif) == 0 && found == 0)
-      found = exif_orientation({marker->data + sizeof exif, marker->data_length - sizeof exif});
+    if (marker->data_length > sizeof exif && std::memcmp(marker->data, exif, sizeof exif) == 0)
+      joined.insert(joined.end(), marker->data + sizeof exif, marker->data + marker->data_length);
     else if (marker->data_length > sizeof xmp && std::memcmp(marker->data, xmp, sizeof xmp) == 0)
       second = xmp_orientation({marker->data + sizeof xmp, marker->data_length - sizeof xmp});
   }
+  const int found = exif_orientation({joined.data(), joined.size()});
   return found != 0 ? found : second;
 }
 

@@ -18,6 +18,10 @@ std::uint32_t number(Bytes from, std::size_t at, std::size_t bytes, bool little)
   return value;
 }
 
+bool is_space(std::uint8_t c) noexcept {
+  return c == ' ' || (c >= '\t' && c <= '\r');
+}
+
 } // namespace
 
 int exif_orientation(Bytes tiff) noexcept {
@@ -34,12 +38,19 @@ int exif_orientation(Bytes tiff) noexcept {
     const std::size_t at = start + 2 + i * 12;
     if (at + 12 > tiff.size)
       return 0;
-    if (number(tiff, at, 2, little) != orientation_tag || number(tiff, at + 4, 4, little) != 1)
+    if (number(tiff, at, 2, little) != orientation_tag)
       continue;
-    const std::uint32_t type = number(tiff, at + 2, 2, little); // 1 byte, 3 short, 4 long
-    const std::size_t bytes = type == 1 ? 1 : type == 3 ? 2 : type == 4 ? 4 : 0;
-    const std::uint32_t value = bytes == 0 ? 0 : number(tiff, at + 8, bytes, little);
-    return value <= 8 ? static_cast<int>(value) : 1;
+    const std::uint32_t type = number(tiff, at + 2, 2, little);
+    const std::size_t bytes = type == 3 || type == 8 ? 2 : type == 4 || type == 9 ? 4 : 0; // short and long, unsigned or signed
+    const std::size_t count = number(tiff, at + 4, 4, little);
+    if (bytes == 0 || count == 0)
+      return 1;
+    // The first of several values counts; more than four bytes of them lie elsewhere.
+    const std::size_t first = bytes * count > 4 ? number(tiff, at + 8, 4, little) : at + 8;
+    if (bytes * count > tiff.size || first > tiff.size - bytes * count)
+      return 0;
+    const std::uint32_t value = number(tiff, first, bytes, little);
+    return value >= 1 && value <= 8 ? static_cast<int>(value) : 1;
   }
   return 0;
 }
@@ -61,7 +72,7 @@ int xmp_orientation(Bytes text) noexcept {
 
 bool is_pnm(Bytes file) noexcept {
   return file.size > 2 && file.data[0] == 'P' && (file.data[1] == '5' || file.data[1] == '6') &&
-         std::strchr(" \t\r\n#", file.data[2]);
+         is_space(file.data[2]);
 }
 
 Decoded read_pnm(Bytes file, const std::string& name, std::int64_t most) {
@@ -69,21 +80,23 @@ Decoded read_pnm(Bytes file, const std::string& name, std::int64_t most) {
   std::size_t at = 2;
   std::int64_t numbers[3];
   for (std::int64_t& value : numbers) {
-    while (at < file.size && (std::strchr(" \t\r\n", file.data[at]) || file.data[at] == '#')) {
-      if (file.data[at] == '#')
-        while (at < file.size && file.data[at] != '\n')
-          ++at;
-      else
-        ++at;
-    }
-    const std::size_t first = at;
     value = 0;
-    for (; at < file.size && at - first < 10 && file.data[at] >= '0' && file.data[at] <= '9'; ++at)
-      value = value * 10 + (file.data[at] - '0');
-    if (at == first || at >= file.size)
+    int digits = 0; // one white space ends a number; a comment ends none, and none of its line is read
+    for (; at < file.size && !(digits > 0 && is_space(file.data[at])); ++at) {
+      const std::uint8_t c = file.data[at];
+      if (c == '#') {
+        while (at < file.size && file.data[at] != '\n' && file.data[at] != '\r')
+          ++at;
+      } else if (!is_space(c)) {
+        if (c < '0' || c > '9' || ++digits > 10)
+          throw damaged();
+        value = value * 10 + (c - '0');
+      }
+    }
+    if (at >= file.size)
       throw damaged();
+    ++at;
   }
-  ++at; // one white space before the pixels
   check_pixels(numbers[0], numbers[1], name, most);
   if (numbers[2] != 255)
     throw Error(ErrorKind::image,

@@ -1,10 +1,14 @@
 // PNG through libpng: palettes and grey become RGB, 16 bits keep their upper 8, transparency is dropped.
+#include <algorithm>
+#include <cctype>
 #include <csetjmp>
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <string_view>
 
 #include <png.h>
+#include <zlib.h>
 
 #include "codecs.hpp"
 #include "detrt/error.hpp"
@@ -25,13 +29,98 @@ struct Jump {
 }
 void no_message(png_structp, png_const_charp) {} // warnings are about metadata; the pixels are checked by errors
 
-constexpr png_uint_32 most_texts = 8; // of iTXt
+// A text of a PNG file, packed as it is stored.
+struct PngText {
+  bool packed = false;
+  std::vector<std::uint8_t> data;
+
+  // At most so many bytes, as in Pillow; none for damaged data.
+  std::vector<std::uint8_t> unpacked() const {
+    constexpr uLongf most = 1 << 20;
+    if (!packed)
+      return data;
+    std::vector<std::uint8_t> made(most);
+    uLongf size = most;
+    if (uncompress(made.data(), &size, data.data(), data.size()) != Z_OK)
+      return {};
+    made.resize(size);
+    return made;
+  }
+};
+
+// What may say the orientation. Of several chunks the last one counts, so that one is unpacked, whatever their number.
+struct PngMetadata {
+  std::vector<std::uint8_t> exif;
+  PngText profile; // EXIF in hexadecimal digits, as ImageMagick writes it
+  PngText xmp;
+
+  void add(std::string_view type, std::string_view data) {
+    if (type == "eXIf") {
+      exif.assign(data.begin(), data.end());
+      return;
+    }
+    if (type.substr(1) != "TXt" && type != "tEXt")
+      return;
+    const std::string_view key = taken(data);
+    PngText* const text = key == "Raw profile type exif" ? &profile : key == "XML:com.adobe.xmp" ? &xmp : nullptr;
+    if (text == nullptr)
+      return;
+    bool packed = type == "zTXt";
+    if (packed)
+      data.remove_prefix(std::min<std::size_t>(data.size(), 1)); // the method, of which there is one
+    if (type == "iTXt") {
+      packed = data.size() > 1 && data[0] != 0;
+      data.remove_prefix(std::min<std::size_t>(data.size(), 2));
+      taken(data); // language
+      taken(data); // translated key
+    }
+    *text = {packed, {data.begin(), data.end()}};
+  }
+
+  int orientation() const {
+    std::vector<std::uint8_t> block = exif.empty() ? from_hexadecimal(profile.unpacked()) : exif;
+    const std::string_view all(reinterpret_cast<const char*>(block.data()), block.size());
+    constexpr std::string_view prefix("Exif\0\0", 6); // of JPEG segments
+    const std::size_t skipped = all.substr(0, prefix.size()) == prefix ? prefix.size() : 0;
+    if (const int found = exif_orientation({block.data() + skipped, block.size() - skipped}); found != 0)
+      return found;
+    const std::vector<std::uint8_t> text = xmp.unpacked();
+    return xmp_orientation({text.data(), text.size()});
+  }
+
+private:
+  // What stands before the next zero byte, which is left out of the rest.
+  static std::string_view taken(std::string_view& data) {
+    const std::string_view first = data.substr(0, data.find('\0'));
+    data.remove_prefix(std::min(data.size(), first.size() + 1));
+    return first;
+  }
+
+  // The bytes of a profile: a line break, its name and its length, and lines of digits.
+  static std::vector<std::uint8_t> from_hexadecimal(const std::vector<std::uint8_t>& text) {
+    std::vector<std::uint8_t> made;
+    int lines = 0, high = -1;
+    for (const std::uint8_t c : text) {
+      lines += c == '\n';
+      if (lines < 3 || std::isspace(c))
+        continue;
+      if (!std::isxdigit(c))
+        return {};
+      const int digit = c <= '9' ? c - '0' : (c | 0x20) - 'a' + 10;
+      if (high >= 0)
+        made.push_back(static_cast<std::uint8_t>(high << 4 | digit));
+      high = high >= 0 ? -1 : digit;
+    }
+    return made;
+  }
+};
 
 struct PngReader {
   Jump jump;
   Bytes rest;
   png_structp png = nullptr;
   png_infop info = nullptr;
+  PngMetadata metadata;
 
   ~PngReader() { png_destroy_read_struct(&png, &info, nullptr); }
 
@@ -43,6 +132,16 @@ struct PngReader {
     self->rest = {self->rest.data + size, self->rest.size - size};
   }
 
+  static int keep(png_structp png, png_unknown_chunkp chunk) {
+    try {
+      auto* self = static_cast<PngReader*>(png_get_user_chunk_ptr(png));
+      self->metadata.add({reinterpret_cast<const char*>(chunk->name), 4}, {reinterpret_cast<const char*>(chunk->data), chunk->size});
+      return 1;
+    } catch (const std::exception&) { // libpng is C
+      return -1;
+    }
+  }
+
   bool header(Bytes file) {
     rest = file;
     png = png_create_read_struct(PNG_LIBPNG_VER_STRING, &jump, leave, no_message);
@@ -51,10 +150,13 @@ struct PngReader {
       return false;
     png_set_read_fn(png, this, read);
     png_set_user_limits(png, 0x7fffffff, 0x7fffffff); // pixels are counted by the caller
-    // Texts may unpack to 8 MB each, a thousand times; those that can hold XMP are bounded as in Pillow.
-    constexpr png_byte unread[] = {'t', 'E', 'X', 't', 0, 'z', 'T', 'X', 't', 0, 's', 'P', 'L', 'T', 0};
-    png_set_keep_unknown_chunks(png, PNG_HANDLE_CHUNK_NEVER, unread, 3);
-    png_set_chunk_cache_max(png, 1 + most_texts);
+    png_set_crc_action(png, PNG_CRC_ERROR_QUIT, PNG_CRC_ERROR_QUIT); // also of what is not needed, as in Pillow
+    // libpng would unpack texts to 8 MB each, a thousand times.
+    constexpr png_byte unread[] = {'s', 'P', 'L', 'T', 0};
+    constexpr png_byte kept[] = {'t', 'E', 'X', 't', 0, 'z', 'T', 'X', 't', 0, 'i', 'T', 'X', 't', 0, 'e', 'X', 'I', 'f', 0};
+    png_set_keep_unknown_chunks(png, PNG_HANDLE_CHUNK_NEVER, unread, 1);
+    png_set_keep_unknown_chunks(png, PNG_HANDLE_CHUNK_ALWAYS, kept, 4);
+    png_set_read_user_chunk_fn(png, this, keep);
     png_read_info(png, info);
     return true;
   }
@@ -79,21 +181,6 @@ struct PngReader {
     if (setjmp(jump.back))
       return;
     png_read_end(png, info);
-  }
-
-  int orientation() {
-    png_bytep data = nullptr;
-    png_uint_32 size = 0;
-    int found = 0;
-    if (png_get_eXIf_1(png, info, &size, &data) != 0 && data != nullptr)
-      found = exif_orientation({data, size});
-    png_textp text = nullptr;
-    int count = 0;
-    png_get_text(png, info, &text, &count);
-    for (int i = 0; i < count && found == 0; ++i)
-      if (std::strcmp(text[i].key, "XML:com.adobe.xmp") == 0 && text[i].text != nullptr)
-        found = xmp_orientation({reinterpret_cast<const std::uint8_t*>(text[i].text), std::strlen(text[i].text)});
-    return found;
   }
 };
 
@@ -122,7 +209,7 @@ Decoded read_png(Bytes file, const std::string& name, std::int64_t most) {
   if (!reader->pixels(rows.data(), stride))
     throw damaged();
   reader->tail();
-  decoded.orientation = reader->orientation();
+  decoded.orientation = reader->metadata.orientation();
   return decoded;
 }
 

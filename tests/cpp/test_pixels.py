@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
+import zlib
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 from slow_images import scans
 
 from detrt.data.images import load_image
@@ -32,6 +35,127 @@ def test_files(sanitized, photos):
         assert got.shape == expected.shape, path.name
         # CMYK and a few upsamplings may differ in rounding between versions of libjpeg-turbo.
         assert np.abs(got.astype(int) - expected).max() <= 1, path.name
+
+
+def exif(*entries: tuple[int, int, int], order="<") -> bytes:
+    """An EXIF block with the orientation of each (type, count, value)."""
+    head = b"II*\0" if order == "<" else b"MM\0*"
+    rows = [struct.pack(order + "HHI", 0x0112, kind, count) + VALUES[kind](value, order) for kind, count, value in entries]
+    return head + struct.pack(order + "IH", 8, len(rows)) + b"".join(rows) + bytes(4)
+
+
+VALUES = {
+    1: lambda value, _: bytes([value, 0, 0, 0]),
+    3: lambda value, order: struct.pack(order + "HH", value, 0),
+    4: lambda value, order: struct.pack(order + "I", value),
+    9: lambda value, order: struct.pack(order + "i", value),
+}
+TURNED, FLIPPED = exif((3, 1, 6)), exif((3, 1, 3))
+XMP = b'<x tiff:Orientation="6"/>'
+PROFILE = b"Raw profile type exif\0"
+DIGITS = b"\nexif\n%8d\n%s\n" % (len(TURNED) + 6, (b"Exif\0\0" + TURNED).hex("\n", 36).encode())
+TEXT = b"XML:com.adobe.xmp\0"
+# Segments of a JPEG file, each behind "Exif" or the name of XMP, and chunks of a PNG file.
+SEGMENTS = {
+    "signed": [exif((9, 1, 6))],
+    "two values": [exif((3, 2, 6))],
+    "a byte": [exif((1, 1, 6))],
+    "two entries": [exif((3, 1, 6), (3, 1, 3))],
+    "continued": [TURNED[:12], TURNED[12:]],
+    "zero before XMP": [exif((3, 1, 0)), XMP],
+    "none before XMP": [exif(), XMP],
+    "nine, big endian": [exif((4, 1, 9), order=">")],
+}
+CHUNKS = {
+    "prefixed": [(b"eXIf", b"Exif\0\0" + TURNED)],
+    "two": [(b"eXIf", TURNED), (b"eXIf", FLIPPED)],
+    "profile": [(b"tEXt", PROFILE + DIGITS)],
+    "packed profile": [(b"zTXt", PROFILE + b"\0" + zlib.compress(DIGITS))],
+    "profile after texts": [*[(b"tEXt", b"exif:Model\0x")] * 20, (b"tEXt", PROFILE + DIGITS)],
+    "block before profile": [(b"tEXt", PROFILE + DIGITS), (b"eXIf", FLIPPED)],
+    "damaged profile": [(b"zTXt", PROFILE + b"\0" + zlib.compress(DIGITS)[:9])],
+    "wrong digits": [(b"tEXt", PROFILE + DIGITS.replace(b"49", b"4x"))],
+    "XMP": [(b"iTXt", TEXT + b"\0\0\0\0" + XMP)],
+    "packed XMP": [(b"iTXt", TEXT + b"\1\0en\0key\0" + zlib.compress(XMP))],
+    "XMP as text": [(b"tEXt", TEXT + XMP)],
+    "zero before XMP": [(b"eXIf", exif((3, 1, 0))), (b"iTXt", TEXT + b"\0\0\0\0" + XMP)],
+}
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def with_metadata(folder) -> list:
+    """The same image with every form of metadata, in front of the pixels and, for PNG, behind them."""
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (7, 11, 3), dtype=np.uint8))
+    files = {}
+    for kind in ("JPEG", "PNG"):
+        image.save(folder / kind, kind)
+        files[kind] = (folder / kind).read_bytes()
+        (folder / kind).unlink()
+    jpeg, png = files["JPEG"], files["PNG"]
+    for name, parts in SEGMENTS.items():
+        named = [(b"http://ns.adobe.com/xap/1.0/\0" if part is XMP else b"Exif\0\0") + part for part in parts]
+        segments = b"".join(b"\xff\xe1" + struct.pack(">H", len(part) + 2) + part for part in named)
+        (folder / f"{name}.jpg").write_bytes(jpeg[:2] + segments + jpeg[2:])
+    for name, parts in CHUNKS.items():
+        chunks = b"".join(chunk(*part) for part in parts)
+        for place, at in {"before": 33, "behind": len(png) - 12}.items():
+            (folder / f"{name} {place}.png").write_bytes(png[:at] + chunks + png[at:])
+    return sorted(folder.iterdir())
+
+
+def test_orientations_in_all_forms_of_metadata(sanitized, tmp_path):
+    """A camera's file that lies on its side for one of the two would give other boxes."""
+    shapes = set()
+    for path in with_metadata(tmp_path):
+        expected, got = load_image(path), pixels(sanitized, path)
+        if "wrong" not in path.name:  # which Pillow's function does not take
+            with Image.open(path) as image:
+                assert (np.asarray(ImageOps.exif_transpose(image)) == expected).all(), path.name
+        assert np.shape(got) == expected.shape, path.name
+        assert (got == expected).all(), path.name
+        shapes.add(got.shape)
+    assert shapes == {(7, 11, 3), (11, 7, 3)}
+
+
+def test_damaged_metadata_before_the_pixels_is_refused_by_both(sanitized, tmp_path):
+    Image.new("RGB", (3, 2)).save(tmp_path / "a.png")
+    png, text = (tmp_path / "a.png").read_bytes(), bytearray(chunk(b"tEXt", b"key\0text"))
+    text[-1] ^= 1
+    for at, refused in ((33, True), (len(png) - 12, False)):
+        (tmp_path / "b.png").write_bytes(png[:at] + text + png[at:])
+        assert isinstance(pixels(sanitized, tmp_path / "b.png"), str) == refused
+        with pytest.raises(ImageError) if refused else nullcontext():
+            load_image(tmp_path / "b.png")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"P6 2 1 255 ",
+        b"P6\n# x\n2 #y\r1\n255\n",
+        b"P6 2 1 2#x\n55\n",
+        b"P6 2 1 255#x\n ",
+        b"P6\v2\f1\r255\n",
+        b"P6#x\n2 1 255\n",
+        b"P6\0002 1 255\n",
+        b"P6 2 1 255x",
+        b"P6 2 1 ",
+    ],
+)
+def test_heads_of_pnm(sanitized, tmp_path, head):
+    """A comment ends no number, so that none of it is read as pixels."""
+    path = tmp_path / "a.ppm"
+    path.write_bytes(head + b"abcdef")
+    try:
+        expected = load_image(path)
+    except ImageError:
+        assert isinstance(pixels(sanitized, path), str)
+    else:
+        assert (pixels(sanitized, path) == expected).all()
+        assert expected.tobytes() == b"abcdef"
 
 
 @pytest.mark.parametrize("resample", RESAMPLES)
