@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..backends.targets import GRAPH, TARGETS, check_no_target
+from ..data.arguments import INPUT_SIZE
 from ..data.datasets import is_dataset
 from ..errors import DetrtError, check_range
 from ..models.load_options import LoadOptions
-from ..spec import LARGEST_SIDE
+from ..spec import LARGEST_SIDE, comma_separated, parse_numbers
 
 SCOPES = ("kernel", "forward", "end_to_end")
 BACKENDS = tuple(name for target in reversed(TARGETS) for name in (target.name, *target.others))
 CHECKPOINTS, BUNDLES = "checkpoints", "bundles"
 
 
-def _only(models: str) -> dict[str, str]:
-    """Metadata of a field that has an effect on one kind of models; any value but the default is refused with the other kind."""
-    return {"only": models}
+def _only(models: str, text: str, **more: Any) -> dict[str, Any]:
+    """Metadata of an option that has an effect on one kind of models; any value but the default is refused with the other kind."""
+    return {"only": models, "help": f"With {models}{text}", **more}
+
+
+def _scopes(text: str) -> tuple[str, ...]:
+    return tuple(name.replace("-", "_") for name in comma_separated(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,54 +35,100 @@ class BenchConfig:
     Attributes:
         batches: batch sizes; checkpoints take one.
         size: (height, width) of the input in pixels; None: the model's own.
-        repeats, warmup: timed runs, and runs before them.
-        threads: of PyTorch, ONNX Runtime and OpenVINO; None: all cores.
+        threads: of PyTorch, ONNX Runtime and OpenVINO.
         load: how checkpoints are read, also those of `against`; without them, ONNX files of other exporters.
-
-        engine: with checkpoints: also build a TensorRT-RTX engine; None: yes.
-        torch: with checkpoints: also time the plain transformers model; None: yes.
-        msda: with checkpoints: lowering of deformable attention, as in `ExportConfig`; None: "auto".
-        fixed: with checkpoints: fix the size in the graph; None: no.
-
-        scopes: with bundles: of SCOPES; empty: all that exist.
-        backends: with bundles: of BACKENDS; empty: all that run here, each target by its first name.
-        providers: with bundles: execution providers of ONNX Runtime ("cpu", "cuda", "cuda:1"), each measured; empty: the CPU,
-            and the GPU where this build of ONNX Runtime has one.
-        devices: with bundles: of packages, engines and `against` ("cpu", "cuda:0"); empty: what the bundle has.
-        prompt: with bundles that take one.
-        against: with bundles: checkpoints that are timed in transformers as well, one for all bundles or one for each.
-        compile: with `against`: also under torch.compile.
-        ground_truth, images: with bundles: a data set as `load_dataset` takes it, for average precision; images of a COCO file.
-        parts: with bundles: also the time by stage, module and kind of operator, and the fraction of the roofline.
-        plot: with bundles: an SVG or PNG file with plots.
+        scopes: of SCOPES. backends: of BACKENDS, each target by its first name.
+        providers: execution providers of ONNX Runtime ("cpu", "cuda", "cuda:1"), each measured; empty: the CPU, and the GPU where this
+            build of ONNX Runtime has one.
+        devices: "cpu", "cuda:0"; empty: what the bundle has.
+        ground_truth, images: a data set as `load_dataset` takes it; images of a COCO file.
 
     Raises:
         DetrtError: a value that is not allowed, or options that do not go together.
     """
 
-    batches: tuple[int, ...] = (1,)
-    size: tuple[int, int] | None = None
-    repeats: int = 7
-    warmup: int = 2
-    threads: int | None = None
+    batches: tuple[int, ...] = field(
+        default=(1,),
+        metadata={
+            "help": "Batch size (1); with bundles several, comma-separated: 1,4,16.",
+            "panel": "Size",
+            "flag": "batch batches",
+            "parse": partial(parse_numbers, flag="batch"),
+        },
+    )
+    size: tuple[int, int] | None = field(default=None, metadata=INPUT_SIZE)
+    repeats: int = field(default=7, metadata={"help": "Timed runs."})
+    warmup: int = field(default=2, metadata={"help": "Runs before the clock starts."})
+    threads: int | None = field(default=None, metadata={"help": "Threads of models that run on a CPU; default: all cores."})
     load: LoadOptions = field(default_factory=LoadOptions)
 
-    engine: bool | None = field(default=None, metadata=_only(CHECKPOINTS))
-    torch: bool | None = field(default=None, metadata=_only(CHECKPOINTS))
-    msda: str | None = field(default=None, metadata=_only(CHECKPOINTS))
-    fixed: bool | None = field(default=None, metadata=_only(CHECKPOINTS))
+    engine: bool | None = field(
+        default=None,
+        metadata=_only(CHECKPOINTS, ": build a TensorRT-RTX engine (default).", flag="engine/no-engine"),
+    )
+    torch: bool | None = field(
+        default=None,
+        metadata=_only(CHECKPOINTS, ": time the plain transformers model (default).", flag="torch/no-torch"),
+    )
+    msda: str | None = field(
+        default=None,
+        metadata=_only(CHECKPOINTS, ": lowering of deformable attention: auto (default), gather, gridsample."),
+    )
+    fixed: bool | None = field(
+        default=None,
+        metadata=_only(CHECKPOINTS, ": fix the size in the graph, or keep it symbolic (default).", flag="fixed/symbolic"),
+    )
 
-    scopes: tuple[str, ...] = field(default=(), metadata=_only(BUNDLES))
-    backends: tuple[str, ...] = field(default=(), metadata=_only(BUNDLES))
-    providers: tuple[str, ...] = field(default=(), metadata=_only(BUNDLES))
-    devices: tuple[str, ...] = field(default=(), metadata=_only(BUNDLES))
-    prompt: str | None = field(default=None, metadata=_only(BUNDLES))
-    against: tuple[str, ...] = field(default=(), metadata=_only(BUNDLES))
-    compile: bool = field(default=False, metadata=_only(BUNDLES))
-    ground_truth: Path | None = field(default=None, metadata=_only(BUNDLES))
-    images: Path | None = field(default=None, metadata=_only(BUNDLES))
-    parts: bool = field(default=False, metadata=_only(BUNDLES))
-    plot: Path | None = field(default=None, metadata=_only(BUNDLES))
+    scopes: tuple[str, ...] = field(
+        default=(),
+        metadata=_only(BUNDLES, ": of kernel (GPU work alone), forward, end-to-end; default: all.", parse=_scopes),
+    )
+    backends: tuple[str, ...] = field(
+        default=(),
+        metadata=_only(
+            BUNDLES,
+            ": onnxruntime, onnxruntime-rtx, openvino, inductor, tensorrt; default: all but -rtx that run here.",
+            parse=comma_separated,
+        ),
+    )
+    providers: tuple[str, ...] = field(
+        default=(),
+        metadata=_only(
+            BUNDLES,
+            ": of ONNX Runtime, comma-separated: cpu, cuda; default: all it has.",
+            flag="provider",
+            parse=comma_separated,
+        ),
+    )
+    devices: tuple[str, ...] = field(
+        default=(),
+        metadata=_only(
+            BUNDLES,
+            ": of packages, engines and `against`, comma-separated: cpu, cuda:0; default: all.",
+            flag="device",
+            parse=comma_separated,
+        ),
+    )
+    prompt: str | None = field(
+        default=None, metadata=_only(BUNDLES, " that take one: 'a cat. a remote control.'", panel="Prompt")
+    )
+    against: tuple[str, ...] = field(
+        default=(),
+        metadata=_only(BUNDLES, ": their checkpoint, timed in transformers as well; one, or one for each bundle.", many=True),
+    )
+    compile: bool = field(default=False, metadata=_only(BUNDLES, " and `against`: also under torch.compile."))
+    ground_truth: Path | None = field(
+        default=None,
+        metadata=_only(BUNDLES, ": annotations, as detrt eval takes them, for average precision."),
+    )
+    images: Path | None = field(default=None, metadata=_only(BUNDLES, " and `ground_truth`: the folder of its images."))
+    parts: bool = field(
+        default=False,
+        metadata=_only(BUNDLES, ": time by stage, module and kind of operator, and the fraction of the roofline."),
+    )
+    plot: Path | None = field(
+        default=None, metadata=_only(BUNDLES, ": plots of all results, FILE.svg or FILE.png.", writes="figure")
+    )
 
     def __post_init__(self) -> None:
         if not self.batches or not all(1 <= batch <= 256 for batch in self.batches):

@@ -3,42 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ..bench.config import BenchConfig
 from ..errors import number_of
 from ..models.load_options import LoadOptions
-from ..spec import comma_separated, parse_numbers
-from .options import FIGURE, JSON, command
+from .options import JSON, Given, command
 
 Models = Annotated[
     list[str],
     typer.Argument(help="Checkpoints (hf:org/name, folders, embedded:shapes, random:FAMILY), or bundles and files of them."),
-]
-Against = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="With bundles: their checkpoint, timed in transformers as well; one, or one for each bundle.",
-        metavar="CHECKPOINT",
-    ),
-]
-Parts = Annotated[
-    bool,
-    typer.Option("--parts", help="With bundles: time by stage, module and kind of operator, and the fraction of the roofline."),
-]
-Lowering = Annotated[
-    str | None,
-    typer.Option(help="With checkpoints: lowering of deformable attention: auto (default), gather, gridsample."),
-]
-Fixed = Annotated[
-    bool | None,
-    typer.Option("--fixed/--symbolic", help="With checkpoints: fix the size in the graph, or keep it symbolic (default)."),
-]
-Devices = Annotated[
-    str | None,
-    typer.Option(help="With bundles: of packages, engines and --against, comma-separated: cpu, cuda:0; default: all."),
 ]
 
 
@@ -46,77 +22,16 @@ Devices = Annotated[
 def bench(
     models: Models,
     load: LoadOptions,
-    size: Annotated[str | None, typer.Option(help="Input size, HEIGHTxWIDTH or one number; default: the model's.")] = None,
-    batch: Annotated[
-        str, typer.Option("--batch", "--batches", help="Batch size; with bundles several, comma-separated: 1,4,16.")
-    ] = "1",
-    repeats: Annotated[int, typer.Option(help="Timed runs.")] = 7,
-    warmup: Annotated[int, typer.Option(help="Runs before the clock starts.")] = 2,
-    threads: Annotated[int | None, typer.Option(help="Threads of models that run on a CPU; default: all cores.")] = None,
-    backends: Annotated[
-        str | None,
-        typer.Option(
-            help="With bundles: onnxruntime, onnxruntime-rtx, openvino, inductor, tensorrt; default: all but -rtx that run here."
-        ),
-    ] = None,
-    provider: Annotated[
-        str | None, typer.Option(help="With bundles: of ONNX Runtime, comma-separated: cpu, cuda; default: all it has.")
-    ] = None,
-    device: Devices = None,
-    scopes: Annotated[
-        str | None, typer.Option(help="With bundles: of kernel (GPU work alone), forward, end-to-end; default: all.")
-    ] = None,
-    prompt: Annotated[str | None, typer.Option(help="With bundles that take one: 'a cat. a remote control.'")] = None,
-    against: Against = None,
-    compiled: Annotated[bool, typer.Option("--compile", help="With --against: also under torch.compile.")] = False,
-    ground_truth: Annotated[
-        Path | None, typer.Option(help="With bundles: annotations in COCO's format, for average precision; needs --images.")
-    ] = None,
-    images: Annotated[Path | None, typer.Option(help="With --ground-truth: the folder of its images.")] = None,
-    parts: Parts = False,
-    plot: Annotated[Path | None, typer.Option(help="With bundles: plots of all results, FILE.svg or FILE.png."), FIGURE] = None,
-    msda: Lowering = None,
-    fixed: Fixed = None,
-    engine: Annotated[
-        bool | None, typer.Option("--engine/--no-engine", help="With checkpoints: build a TensorRT-RTX engine (default).")
-    ] = None,
-    torch: Annotated[
-        bool | None, typer.Option("--torch/--no-torch", help="With checkpoints: time the plain transformers model (default).")
-    ] = None,
+    choices: Given[BenchConfig],
     json_file: Annotated[str | None, typer.Option("--json", help="All results to this file; - is stdout."), JSON] = None,
 ) -> None:
     """Measure checkpoints (sizes, times, memory, latency against transformers) or bundles (each backend that runs here)."""
-    from ..bench.config import BenchConfig
     from ..bench.run import bench as run
-    from ..spec import parse_size
     from . import show
 
     show.check_json(json_file)
-    config = BenchConfig(
-        batches=parse_numbers(batch, "batch"),
-        size=None if size is None else parse_size(size),
-        repeats=repeats,
-        warmup=warmup,
-        threads=threads,
-        engine=engine,
-        torch=torch,
-        msda=msda,
-        fixed=fixed,
-        load=load,
-        scopes=tuple(name.replace("-", "_") for name in comma_separated(scopes or "")),
-        backends=comma_separated(backends or ""),
-        providers=comma_separated(provider or ""),
-        devices=comma_separated(device or ""),
-        prompt=prompt,
-        against=tuple(against or ()),
-        compile=compiled,
-        ground_truth=ground_truth,
-        images=images,
-        parts=parts,
-        plot=plot,
-    )
     with show.progress() as step:
-        report = run(models, config, step)
+        report = run(models, choices.make(load=load), step)
     if json_file:
         show.write_json(report, json_file)
     if json_file != "-":
