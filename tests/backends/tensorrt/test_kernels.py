@@ -94,6 +94,45 @@ def test_a_graph_takes_no_more_kernels(name, most, compiled, exported):
     assert 0 < found["all"] <= most, found
 
 
+def test_a_range_of_sizes_takes_no_more_memory_than_its_largest(tmp_path):
+    """What pads a map to whole windows: TensorRT-RTX took the range of sizes as the largest padding, at every padding again: 1143 MiB instead of 44."""
+    torch = pytest.importorskip("torch", reason="needs the 'export' extra")
+    pytest.importorskip("tensorrt_rtx_bindings", reason="needs the 'rtx' extra")
+    from onnx_models import CLASSES, QUERIES, make_spec
+
+    from detrt.backends.tensorrt import EngineConfig, build_engine
+    from detrt.graph import io
+    from detrt.models.layers.swin import Swin
+
+    class Detector(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone = Swin(16, (2, 2, 1), (2, 2, 4), 4, (2,), ratio=2)
+
+        def forward(self, pixels):
+            tokens = self.backbone(pixels.float())[0].flatten(2).transpose(1, 2)[:, :QUERIES]
+            return tokens[..., :CLASSES], tokens[..., :4].sigmoid()
+
+    path = tmp_path / "model.onnx"
+    axes = {"pixel_values": {0: "batch", 2: "height", 3: "width"}, "logits": {0: "batch"}, "pred_boxes": {0: "batch"}}
+    torch.onnx.export(
+        Detector().eval(),
+        (torch.zeros(1, 3, 90, 110, dtype=torch.uint8),),
+        path,
+        dynamo=False,
+        opset_version=17,
+        input_names=["pixel_values"],
+        output_names=["logits", "pred_boxes"],
+        dynamic_axes=axes,
+    )
+    io.save(io.with_spec(io.load(path), make_spec(dynamic=True)), path)
+    memory = []
+    for sides in ((640, 640, 1024), (1024, 1024, 1024)):
+        config = EngineConfig(sms=(89,), batch=(1, 1, 1), height=sides, width=sides)
+        memory.append(build_engine(path, tmp_path / f"{sides[0]}.engine", config).facts.activation_bytes)
+    assert 0 < memory[0] <= 1.3 * memory[1], memory
+
+
 @pytest.fixture
 def full_size(request, tmp_path):
     """(name of a model, its size) -> its export of that size without a padding mask."""

@@ -32,7 +32,8 @@ from .dino import inverse_sigmoid
 from .grounding_dino import PADDED_LOGIT, additive
 from .omdet_turbo import clip_states, upsample
 from .trace_scope import inside
-from .vit import columns_first_rope, in_windows, rotate
+from .vit import columns_first_rope, rotate
+from .windows import in_windows
 
 if TYPE_CHECKING:
     from ..published import PublishedOutputs, PublishedPrompt

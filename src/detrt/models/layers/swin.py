@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import ExportError
+from .windows import blocks_of, in_windows, pad_to_multiple
 
 # Added to the attention scores of tokens that were not neighbours before the cyclic shift; the value of the authors.
 NOT_NEIGHBOURS = -100.0
@@ -68,21 +69,8 @@ class SwinBlock(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """x: (batch, h, w, dim). mask: see `shift_mask`."""
-        batch, height, width, dim = x.shape
-        size = self.window
         # Zero padding comes after the norm and takes part in attention, as in the original.
-        y = F.pad(self.norm1(x), (0, 0, 0, (-width) % size, 0, (-height) % size))
-        padded_h, padded_w = y.shape[1], y.shape[2]
-        if self.shift:
-            y = torch.roll(y, (-self.shift, -self.shift), (1, 2))
-        y = y.view(batch, padded_h // size, size, padded_w // size, size, dim)
-        y = y.permute(0, 1, 3, 2, 4, 5).reshape(-1, size * size, dim)
-        y = self.attn(y, mask if self.shift else None)
-        y = y.view(batch, padded_h // size, padded_w // size, size, size, dim)
-        y = y.permute(0, 1, 3, 2, 4, 5).reshape(batch, padded_h, padded_w, dim)
-        if self.shift:
-            y = torch.roll(y, (self.shift, self.shift), (1, 2))
-        x = x + y[:, :height, :width]
+        x = x + in_windows(self.norm1(x), self.window, lambda groups: self.attn(groups, mask if self.shift else None), self.shift)
         return x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
 
 
@@ -93,12 +81,12 @@ def shift_mask(height: Any, width: Any, window: int) -> Tensor:
     """
     regions = []
     for side in (height, width):
-        padded = side + (-side) % window
+        padded = blocks_of(side, window) * window
         place = torch.arange(padded)
         regions.append((place >= padded - window).to(torch.int64) + (place >= padded - window // 2).to(torch.int64))
     rows, columns = regions
     grid = rows[:, None] * 3 + columns[None, :]
-    grid = grid.view(rows.shape[0] // window, window, columns.shape[0] // window, window)
+    grid = grid.view(blocks_of(height, window), window, blocks_of(width, window), window)
     grid = grid.permute(0, 2, 1, 3).reshape(-1, window * window)
     return (grid[:, None] != grid[:, :, None]).to(torch.float32) * NOT_NEIGHBOURS
 
@@ -112,7 +100,7 @@ class PatchMerging(nn.Module):
         self.reduction = nn.Linear(4 * dim, 2 * dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.pad(x, (0, 0, 0, x.shape[2] % 2, 0, x.shape[1] % 2))
+        x = pad_to_multiple(x, 2, 1)
         parts = [x[:, row::2, column::2] for column in (0, 1) for row in (0, 1)]
         return self.reduction(self.norm(torch.cat(parts, -1)))
 
@@ -159,7 +147,7 @@ class Swin(nn.Module):
         self.norms = nn.ModuleDict({str(i): nn.LayerNorm(dim * 2**i) for i in self.out_stages})
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        x = F.pad(x, (0, (-x.shape[3]) % 4, 0, (-x.shape[2]) % 4))
+        x = pad_to_multiple(x, 4, 2)
         x = self.patch_norm(self.patch(x).permute(0, 2, 3, 1))
         found = []
         for i, stage in enumerate(self.stages):

@@ -6,13 +6,15 @@ axes); windows, and maps of other strides from the last one (Li et al., arXiv:22
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import isqrt
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from .windows import in_windows
 
 # Patches per side of the images that the rotary positions were trained on; there the step of a patch is 1.
 ROPE_SIDE = 16
@@ -69,22 +71,6 @@ def cubic_resize(count: Any, size: int) -> Tensor:
         weight = near if tap in (0, 1) else far
         matrix = matrix + weight[:, None] * (at[:, None] == cells).to(torch.float32)
     return matrix  # type: ignore[return-value]
-
-
-def in_windows(x: Tensor, size: int, attend: Callable[[Tensor], Tensor]) -> Tensor:
-    """Attention inside the windows of a map, (batch, h, w, dim).
-
-    size: side of a window; 0 is the whole map. attend: (groups, tokens, dim) -> the same. Zero padding takes part.
-    """
-    batch, height, width, dim = x.shape
-    if not size:
-        return attend(x.flatten(1, 2)).view(batch, height, width, dim)
-    x = F.pad(x, (0, 0, 0, (-width) % size, 0, (-height) % size))
-    rows, columns = x.shape[1], x.shape[2]
-    x = x.view(batch, rows // size, size, columns // size, size, dim).permute(0, 1, 3, 2, 4, 5)
-    x = attend(x.reshape(-1, size * size, dim))
-    x = x.view(batch, rows // size, columns // size, size, size, dim).permute(0, 1, 3, 2, 4, 5)
-    return x.reshape(batch, rows, columns, dim)[:, :height, :width]
 
 
 class RopeAttention(nn.Module):
