@@ -101,6 +101,10 @@ def edit(path, change):
         (lambda d: d["files"][0].update(path="/etc/passwd"), ["/etc/passwd"]),
         (lambda d: d["files"][0].update(path=7), ["path", "7"]),
         (lambda d: d["files"][0].update(path="a\0b"), ["'a\\x00b'", "cannot be", "refused"]),
+        *(
+            (lambda d, name=name: d["files"][0].update(path=name), [f"'{name}'", "cannot be", "refused"])
+            for name in ("", ".", "./")
+        ),
         (lambda d: d["files"][0].update(path="\ud800"), ["'\\ud800'", "cannot be", "refused"]),
         (lambda d: d["files"][0].update(path="sub/" + "n" * 256), ["cannot be", "refused"]),
         (lambda d: d["spec"]["input"].update(rescale=10**400), ["rescale", "1000"]),

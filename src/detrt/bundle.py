@@ -304,7 +304,7 @@ class Bundle:
             relative = Path(entry.path)
             if relative.is_absolute() or ".." in relative.parts:
                 raise SpecError(f"'{path}' names the file '{entry.path}' outside its own folder; refused")
-            if not files.is_file_name(entry.path):
+            if not relative.name or not files.is_file_name(entry.path):
                 raise SpecError(f"'{path}' names a file that cannot be, {one_line(repr(entry.path), 60)}; refused")
         return cls(folder, ModelSpec.from_dict(data["spec"]), provenance, tuple(entries))
 

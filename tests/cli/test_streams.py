@@ -135,6 +135,18 @@ def test_closed_and_full_streams_end_as_in_gnu_tools(place, line, code):
         assert done.stderr.startswith("detrt: ") and len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_characters_that_stdout_does_not_have_are_escaped(place, encoding):
+    """What Windows writes into a pipe, and a terminal of another language: a label is no reason to fail."""
+    manifest = place / "bundle/detrt.json"
+    data = json.loads(manifest.read_text("utf-8"))
+    data["spec"]["labels"] = dict.fromkeys(data["spec"]["labels"], "снег")
+    manifest.write_text(json.dumps(data))
+    done = shell(f"PYTHONUTF8=0 PYTHONIOENCODING={encoding} detrt info bundle", place)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert r"\u0441\u043d\u0435\u0433" in done.stdout
+
+
 def test_a_reader_that_has_enough_is_no_error(place):
     done = shell("detrt info bundle | head -1; echo ${PIPESTATUS[0]}", place)
     assert done.stdout.splitlines()[-1] == "0" and "Traceback" not in done.stderr

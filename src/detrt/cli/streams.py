@@ -11,7 +11,7 @@ from ..system import lose_unwritten_messages
 
 def open_streams() -> None:
     """Give streams that the caller has closed (`>&-`) a descriptor that the next file cannot take: writing to stdout fails there, as GNU's
-    tools have it, and what goes to stderr is lost; so is what a stderr that is there does not take."""
+    tools have it, and what goes to stderr is lost; so is what a stderr that is there does not take. Characters that stdout has not are escaped."""
     for number, mode in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(number)
@@ -19,6 +19,8 @@ def open_streams() -> None:
             os.open(os.devnull, mode)  # takes the lowest number that is free, which is this one
             if number and getattr(sys, name := ("", "stdout", "stderr")[number]) is None:
                 setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - the stream of the process
+    if sys.stdout is not None and sys.stdout is sys.__stdout__:  # not one that a caller has put there
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     lose_unwritten_messages()
 
 
