@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypedDic
 
 import numpy as np
 
-from .backends.base import NO_PROMPT, Session
+from .backends.base import Session, no_prompt
 from .backends.batches import Batches, FoundInTiles, PendingDetections
 from .backends.prompted import Prompts, require_prompt
 from .backends.search import SessionOptions
@@ -282,7 +282,7 @@ class Detector:
         try:
             takes_prompt = session.info.text is not None
             if not takes_prompt and (prompt is not None or options.task or options.phrases != "best"):
-                raise PromptError(NO_PROMPT)
+                raise no_prompt()
             if takes_prompt and options.classes is not None:
                 raise PromptError(_NO_CLASSES.format("`classes`"))
             prompt_options = {"task": options.task, "phrases": options.phrases, "text_threshold": options.text_threshold}
@@ -493,7 +493,7 @@ class Detector:
         if prompt is not None and prompts is not None:
             raise PromptError("give prompt=... for all images or prompts, one for each; not both")
         if (prompts is not None or prompt is not None) and not self.session.info.text and not self.session.prompts:
-            raise PromptError(NO_PROMPT)
+            raise no_prompt()
         if prompts is None and prompt is None:
             self.check_prompt()
         given = None if prompts is None else iter(prompts)

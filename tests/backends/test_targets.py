@@ -50,7 +50,7 @@ class ToyOpener(Opener):
             search.reasons.append(f"{entry.path}: broken")
         return None
 
-    def refusal(self, search):
+    def refusal(self, search, row):
         return SessionError(f"no toy: {'; '.join(search.reasons)}")
 
 

@@ -51,7 +51,11 @@ class Choices(NamedTuple):
     cuts: Sequence[NDArray] | None = None
 
 
-NO_PROMPT = "this model has fixed classes and takes no prompt; choose among them with `classes`, or use a model that takes one"
+def no_prompt(
+    name: str = "this model", instead: str = "choose among them with `classes`, or use a model that takes one"
+) -> PromptError:
+    """What a prompt for a model of fixed classes is answered with. instead: what to do."""
+    return PromptError(f"{name} has fixed classes and takes no prompt; {instead}")
 
 
 @dataclass(frozen=True)
@@ -314,7 +318,7 @@ class BaseSession(ABC):
         return self.run(feeds)
 
     def bind(self, *prompts: Any, **options: Any) -> Session:
-        raise PromptError(NO_PROMPT)
+        raise no_prompt()
 
     def postprocess(self, outputs: Outputs | Candidates, sizes_hw: Sequence[SizeHW], keep: DetectionFilter) -> list[Detections]:
         return decode(

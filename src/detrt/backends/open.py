@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from ..bundle import MANIFEST, Bundle, open_whole
 from ..data.arguments import check_integer, check_model
-from ..errors import PromptError, SessionError, SpecError
+from ..errors import SessionError, SpecError
 from ..models import trust
 from ..models.load_options import LoadChanges, LoadOptions, changed, check_changes, hub_name
 from ..spec import ModelSpec
 from ..system import CPU
 from ..text.tokenizer import PromptTokenizer
 from . import targets
-from .base import BaseSession, is_query_encoder, is_text_encoder
+from .base import BaseSession, is_query_encoder, is_text_encoder, no_prompt
 from .prompted import PromptedSession
 from .search import FilesBeside, FileSearch, Opener, Parts, SessionOptions, part_path, refuse_reading
 from .target import Target
@@ -144,7 +144,7 @@ def open_prompted(ref: str | os.PathLike, *, backend: str = "auto") -> PromptedS
     session = open_session(ref, backend=backend)
     if not isinstance(session, PromptedSession):
         session.close()
-        raise PromptError(f"'{os.fspath(ref)}' has fixed classes and takes no prompt; choose among them with `classes`")
+        raise no_prompt(f"'{os.fspath(ref)}'")
     return session
 
 
@@ -218,7 +218,7 @@ def _open_bundle(bundle: Bundle, options: SessionOptions) -> BaseSession:
         # What runs files that are not there is not imported.
         if bundle.of_kind(target.kind) and (session := _open_with(target.opened_by(), search)) is not None:
             return session
-    raise takes[-1].opened_by().refusal(search)
+    raise takes[-1].opened_by().refusal(search, takes[-1])
 
 
 def _open_with(opener: Opener, search: FileSearch) -> BaseSession | None:

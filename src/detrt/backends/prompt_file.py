@@ -23,6 +23,7 @@ from ..errors import PromptError
 from ..spec import SCHEMA
 from ..text.kinds import Chunk, EncodedPrompt
 from ..text.prompts import Prompt
+from .base import no_prompt
 from .open import open_prompted
 from .prompted import PromptedSession
 from .targets import GRAPH
@@ -58,7 +59,7 @@ def encode_prompt(
     """
     bundle = Bundle.open(folder)
     if bundle.spec.text is None:
-        raise PromptError(f"'{bundle.folder}' has fixed classes and takes no prompt; choose among them with `classes`")
+        raise no_prompt(f"'{bundle.folder}'")
     if not bundle.spec.text.prompt_kind.native:
         raise PromptError(
             f"'{bundle.folder}' is of family {bundle.spec.family}, which the C++ runtime does not run; use detrt detect"

@@ -59,7 +59,7 @@ from ..text.tensors import (
     TOKENS_AXIS,
 )
 from ..text.tokenizer import PromptTokenizer
-from .base import NO_PROMPT, BaseSession, Choices, Feeds, ImageRunner, Outputs, PendingOutputs, Session
+from .base import BaseSession, Choices, Feeds, ImageRunner, Outputs, PendingOutputs, Session, no_prompt
 from .merge_chunks import ChunkMerge
 
 CACHE_SIZE = 64  # prompts and tasks; 0.8 MB for 256 tokens, 20 kB for a typical 16 tokens
@@ -574,7 +574,7 @@ def prompt_groups(session: Session, prompts: Sequence[Prompts], task: str = "") 
     """
     model = unbound(session)
     if not isinstance(model, PromptedSession):
-        raise PromptError(NO_PROMPT)
+        raise no_prompt()
     encoded = [model.encode(prompt, task) for prompt in prompts]
     if all(len(one.chunks) == 1 for one in encoded):
         kinds = ([i for i, one in enumerate(encoded) if one.of_images is images] for images in (False, True))

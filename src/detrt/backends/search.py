@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..bundle import Bundle, BundleFile, text_encoder_beside
 from ..data.arguments import check_device, check_integer
-from ..errors import DetrtError, SpecError
+from ..errors import DetrtError, EngineError, SpecError
 from ..models.load_options import FLAGS, LoadOptions
 from ..spec import ModelSpec, TextSpec
 
 if TYPE_CHECKING:
     from .base import BaseSession
+    from .target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +142,12 @@ class Opener(ABC):
         """The backend's own text encoder of a detector, and a note; None: the ONNX file of it runs."""
         return None, ""
 
-    @abstractmethod
-    def refusal(self, search: FileSearch) -> DetrtError:
-        """What is said where only this backend may run the bundle, and cannot."""
+    def refusal(self, search: FileSearch, row: Target) -> DetrtError:
+        """What is said where only this backend, which has the row, may run the bundle, and cannot."""
+        *others, build = (one.name for one in row.builds)
+        folder, what = search.bundle.folder, row.words.partition(" ")[2]
+        none = f"it holds none. Build one with: `build({folder}, targets={build})`" + "".join(f", or {one}" for one in others)
+        return EngineError(f"no {what} of the bundle '{folder}' can run here: {search.why or none}")
 
     def check(self, search: FileSearch, session: BaseSession, entry: BundleFile) -> None:
         """Look at what `choose` gave, with its text encoder. Raises GateError: it must not run."""

@@ -18,6 +18,7 @@ from ..backends.targets import GRAPH, TARGETS
 from ..bundle import Bundle
 from ..data.preprocess import check_size
 from ..errors import DetrtError, EngineError, MissingPackageError, SessionError
+from ..evaluation.models import bound
 from ..models.load_options import LoadOptions
 from ..system import StageProgress
 from .config import BenchConfig
@@ -114,7 +115,7 @@ def _measure_target(ref: str, load: LoadOptions, target: RunTarget, meter: Meter
         return
     try:
         more: Row = {"open_s": round(time.perf_counter() - start, 3)}
-        session = _bound(ref, opened, config)
+        session = bound(opened, ref, config.prompt)
         if not session.info.sizes:  # a session of several sizes checks by itself
             check_size(session.spec.input, config.size)
         size = config.size or _own_size(session)
@@ -132,16 +133,6 @@ def _measure_target(ref: str, load: LoadOptions, target: RunTarget, meter: Meter
     finally:
         opened.close()
     meter.rows += [row | more for row in rows]
-
-
-def _bound(ref: str, session: Session, config: BenchConfig) -> Session:
-    if session.info.text is not None:
-        if not config.prompt:
-            raise SessionError(f"'{ref}' takes a prompt; say what to look for, e.g. `prompt='a cat. a remote control.'`")
-        return session.bind(config.prompt)
-    if config.prompt:
-        raise SessionError(f"'{ref}' has fixed classes and takes no prompt; leave `prompt` out")
-    return session
 
 
 def _latencies(ref: str, session: Session, size: tuple[int, int], gpu_before: int | None, meter: Meter) -> tuple[list[Row], Any]:

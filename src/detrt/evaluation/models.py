@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
-from ..backends.base import Session
+from ..backends.base import Session, no_prompt
 from ..backends.open import kind_of, open_session
 from ..backends.prompted import detector_of, model_spec
 from ..bundle import MANIFEST, Bundle
@@ -131,18 +131,19 @@ def open_side(
     return Side(session, source.provenance.source, source=source, owned=True)
 
 
-def ask(side: Side, prompt: str | Sequence[str] | Prompt | None, task: str = "") -> None:
-    """Make a model that takes a prompt one of fixed classes.
+def bound(session: Session, name: str, prompt: str | Sequence[str] | Prompt | None, task: str = "") -> Session:
+    """A model of fixed classes: the model itself, or one that takes a prompt with this one. name: of the model.
 
     Raises:
         PromptError: a model that takes a prompt and none, the reverse, or a bad prompt.
     """
-    if side.session.info.text is not None:
+    if session.info.text is not None:
         if prompt is None:
-            raise PromptError(f"'{side.name}' finds what a prompt names; say what to compare with `prompt='a cat. a dog.'`")
-        side.session = side.session.bind(prompt, task=task)
-    elif (prompt is not None or task) and not side.session.prompts:
-        raise PromptError(f"'{side.name}' has fixed classes and takes no prompt; leave `prompt` out")
+            raise PromptError(f"'{name}' takes a prompt; say what to look for, e.g. `prompt='a cat. a remote control.'`")
+        return session.bind(prompt, task=task)
+    if (prompt is not None or task) and not session.prompts:
+        raise no_prompt(f"'{name}'", "leave `prompt` out")
+    return session
 
 
 def is_onnx_on_cpu(session: Session) -> bool:

@@ -28,7 +28,7 @@ from ..spec import PIXEL_VALUES, ModelSpec, Precision
 from ..system import CountProgress
 from ..text.prompts import Prompt
 from .batching import another_size, padding_rows, shapes_to_run, slot_rows
-from .models import Side, ask, default_reference, is_foreign, open_side, precision_of, spec_differences, text_differences
+from .models import Side, bound, default_reference, is_foreign, open_side, precision_of, spec_differences, text_differences
 from .published import with_published
 from .report import Example, VerifyReport
 from .tensors import can_force, forced_rows, one_decodes_in_graph
@@ -171,7 +171,7 @@ def _open_sides(
             theirs = replace(load, trust_remote_code=False)  # there is no code in an ONNX file
     cand = open_side(candidate, theirs, opening=opening)
     stack.callback(cand.close)
-    ask(cand, *prompt)
+    cand.session = bound(cand.session, cand.name, *prompt)
     if reference is None:
         if isinstance(candidate, Session):
             raise SessionError("an open session does not say what it was made from; give a reference")
@@ -187,7 +187,7 @@ def _open_sides(
             f"the reference '{ref.name}' {kinds[0]} and the candidate '{cand.name}' {kinds[1]}; they cannot be the same detector: "
             "give another `against`"
         )
-    ask(ref, *prompt)
+    ref.session = bound(ref.session, ref.name, *prompt)
     return ref, cand
 
 

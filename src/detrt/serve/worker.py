@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ..backends.base import BaseSession, Outputs
+from ..backends.base import BaseSession, Outputs, no_prompt
 from ..backends.open import open_with
 from ..backends.search import SessionOptions
 from ..backends.worker_process import Bulk, Channel, answer_ahead
@@ -391,8 +391,7 @@ class Model:
         return _complete(results)
 
     def _run_rows(self, feeds: dict[str, NDArray], rows: int) -> Outputs:
-        shape = next((info.shape for info in self.session.inputs), ())
-        fixed = shape[0] if shape and isinstance(shape[0], int) else None
+        fixed = self.session.info.fixed_batch
         if fixed and rows < fixed:  # the model cannot run fewer: repeat the last row and forget its results
             feeds = {name: np.concatenate([a, np.repeat(a[-1:], fixed - rows, axis=0)]) for name, a in feeds.items()}
         outputs = self.session.run(feeds)
@@ -411,7 +410,7 @@ class Model:
         prompt = list(asked.prompt) if isinstance(asked.prompt, tuple) else asked.prompt
         if not self.takes_prompt:
             if prompt is not None or asked.task or asked.query_images:
-                raise PromptError("this model has fixed classes and takes no prompt; choose among them with 'classes'")
+                raise no_prompt()
             return None if asked.classes is None else frozenset(self.spec.class_ids(asked.classes)), None
         if asked.classes is not None:
             raise PromptError(

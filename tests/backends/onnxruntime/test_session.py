@@ -265,7 +265,7 @@ def test_bundle_without_an_engine(bundle):
     session = open_session(bundle("onnx"))
     assert session.info.name == "onnxruntime-cpu" and session.info.note == ""  # it was built so
     assert open_session(bundle("onnx"), backend="onnxruntime").info.note == ""
-    with pytest.raises(EngineError, match="holds no engine. Build one with: `build\(.*, targets=tensorrt"):
+    with pytest.raises(EngineError, match="holds none. Build one with: `build\(.*, targets=tensorrt"):
         open_session(bundle("onnx"), backend="tensorrt")
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from ...bundle import BundleFile
-from ...errors import DetrtError, EngineError, MissingPackageError, SessionError
+from ...errors import EngineError, MissingPackageError, SessionError
 from ...system import CPU
 from ..base import BaseSession
 from ..search import FileSearch, Opener, SessionOptions
@@ -51,11 +51,6 @@ class PackageOpener(Opener):
         if not opened:
             return None
         return SizedSession(opened) if len(opened) > 1 else opened[0], entries[0]
-
-    def refusal(self, search: FileSearch) -> DetrtError:
-        folder = search.bundle.folder
-        none = f"it holds none. Build one with: `build({folder}, targets=inductor)`"
-        return EngineError(f"no compiled package of the bundle '{folder}' can run here: {search.why or none}")
 
 
 OPENER = PackageOpener()

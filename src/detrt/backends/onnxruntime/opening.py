@@ -12,6 +12,7 @@ from ...spec import ModelSpec
 from ...system import CPU
 from ..base import BaseSession
 from ..search import FileSearch, GraphOpener, Parts, SessionOptions, part_path, refuse_reading
+from ..target import Target
 from .rtx import BACKEND as RTX
 from .session import NoSpecError, OnnxSession, available_providers, run_graph
 
@@ -83,7 +84,7 @@ class OnnxOpener(GraphOpener):
         path = part_path(parts, "text", detector.spec.text.encoder)
         return OnnxSession(path, detector.spec, provider=provider_of(options), threads=options.threads), ""
 
-    def refusal(self, search: FileSearch) -> DetrtError:
+    def refusal(self, search: FileSearch, row: Target) -> DetrtError:
         why = f", and nothing else of it can run here: {search.why}" if search.reasons else "; build it again"
         return SessionError(f"the bundle '{search.bundle.folder}' has no ONNX file{why}")
 

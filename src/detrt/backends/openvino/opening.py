@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ...bundle import BundleFile, EngineFacts
-from ...errors import DetrtError, EngineError, MissingPackageError, SessionError
+from ...errors import MissingPackageError, SessionError
 from ...system import CPU, processor_name
 from ..base import BaseSession
 from ..search import FileSearch, Opener, Parts, SessionOptions
@@ -50,11 +50,6 @@ class OpenVinoOpener(Opener):
             return None, ""
         path = _checked(parts, encoders[0])
         return OpenVinoSession(path, detector.spec, encoders[0].engine, device=options.device, threads=options.threads), ""
-
-    def refusal(self, search: FileSearch) -> DetrtError:
-        folder = search.bundle.folder
-        why = search.why or f"it holds none. Build one with: `build({folder}, targets=openvino)`"
-        return EngineError(f"no OpenVINO model of the bundle '{folder}' can run here: {why}")
 
 
 def _checked(parts: Parts, entry: BundleFile) -> Path:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from ...bundle import BundleFile, EngineFacts
-from ...errors import DetrtError, EngineError, MissingPackageError, SessionError
+from ...errors import EngineError, MissingPackageError, SessionError
 from ...spec import ModelSpec
 from ...system import CPU
 from ..base import BaseSession
@@ -85,11 +85,6 @@ class EngineOpener(Opener):
         if options.backend != "auto" and engines:
             raise EngineError(f"no engine of the text encoder in '{parts.folder}' can run here: {why}")
         return None, f"the text encoder runs with ONNX Runtime, because no engine of it can run here: {why}"
-
-    def refusal(self, search: FileSearch) -> DetrtError:
-        folder = search.bundle.folder
-        none = f"it holds no engine. Build one with: `build({folder}, targets=tensorrt)`, or tensorrt-rtx"
-        return EngineError(f"no engine of the bundle '{folder}' can run here: {search.why or none}")
 
     def check(self, search: FileSearch, session: BaseSession, entry: BundleFile) -> None:
         check_first_opening(session, search.bundle, entry, search.open_graph)

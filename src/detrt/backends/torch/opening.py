@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ...bundle import BundleFile
-from ...errors import DetrtError, MissingPackageError, SessionError
+from ...errors import MissingPackageError
 from ...system import CPU
 from ..search import FileSearch, Opener, SessionOptions
 
@@ -36,9 +36,6 @@ class TorchOpener(Opener):
 
     def choose(self, search: FileSearch) -> tuple[BaseSession, BundleFile] | None:
         return None
-
-    def refusal(self, search: FileSearch) -> DetrtError:
-        return SessionError(f"'{search.bundle.folder}' is a bundle and no checkpoint")
 
 
 OPENER = TorchOpener()
