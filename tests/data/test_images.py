@@ -113,6 +113,8 @@ def test_grey_of_more_than_8_bits_keeps_the_upper_8():
     twelve = grey_tiff(12, bytes.fromhex("123abcfff000"))
     sixteen = grey_tiff(16, np.array([0x1234, 0xABCD], "<u2").tobytes())
     assert [load_image(data)[0, :, 0].tolist() for data in (twelve, sixteen)] == [[0x12, 0xAB, 0xFF, 0], [0x12, 0xAB]]
+    negative = grey_tiff(16, np.array([0x1234, 0xABCD], "<u2").tobytes(), (262, 0))
+    assert load_image(negative)[0, :, 0].tolist() == [255 - 0x12, 255 - 0xAB]
     maps = [f"P5\n2 1\n{most}\n".encode() + np.array([most, most // 2], ">u2").tobytes() for most in (4095, 65535)]
     assert [load_image(data)[0, :, 0].tolist() for data in maps] == [[255, 127]] * 2
     assert load_image(Image.open(io.BytesIO(maps[0])))[0, :, 0].tolist() == [255, 127]

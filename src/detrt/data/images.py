@@ -51,7 +51,7 @@ _VIDEO = ".3gp .avi .flv .m2ts .m4v .mkv .mov .mp4 .mpeg .mpg .mts .ogv .ts .web
 IMAGE_SUFFIXES = frozenset(_IMAGE.split())
 VIDEO_SUFFIXES = frozenset(_VIDEO.split())
 ImageSource = str | os.PathLike | bytes | bytearray | memoryview | np.ndarray | Image.Image
-_ORIENTATION_TAG, _BITS_PER_SAMPLE = 0x0112, 258
+_ORIENTATION_TAG, _BITS_PER_SAMPLE, _PHOTOMETRIC = 0x0112, 258, 262
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +315,10 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
     """An image of another mode in RGB. Raises ImageError: pixels without an agreed range."""
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):  # which Pillow scales to 16 bits
         bits = 12 if getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE) == (12,) else 16  # which it does not scale
-        return Image.fromarray((np.asarray(image) >> (bits - 8)).astype(np.uint8)).convert("RGB")
+        upper = (np.asarray(image) >> (bits - 8)).astype(np.uint8)
+        if getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0:  # white is zero, which Pillow reads so for 8 bits and fewer only
+            upper = ~upper
+        return Image.fromarray(upper).convert("RGB")
     if image.mode in ("I", "F"):
         kind = "floating point" if image.mode == "F" else "32-bit"
         raise ImageError(
