@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 
 import numpy as np
 import pytest
 
 av = pytest.importorskip("av", reason="needs the 'video' extra")
 
+from detrt.data.frames import DamageWarning
 from detrt.data.images import VIDEO_SUFFIXES
 from detrt.data.video import read_frames
 from detrt.errors import ImageError
@@ -54,6 +56,23 @@ def test_every_suffix_has_a_case():
 def test_is_read(suffix, tmp_path):
     path = write(tmp_path / f"video{suffix}", *WRITERS[suffix])
     assert len(list(read_frames(path))) == COUNT
+
+
+@pytest.mark.parametrize("suffix", [".ts", ".avi"])
+def test_damage_is_warned_of(suffix, tmp_path):
+    """FFmpeg decodes such frames as far as it can: what is found in them may be anything."""
+    path = write(tmp_path / f"a{suffix}", *WRITERS[suffix])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(list(read_frames(path))) == COUNT
+    content = bytearray(path.read_bytes())
+    if suffix == ".ts":
+        content[len(content) // 3 : len(content) // 2 : 89] = bytes(len(range(len(content) // 3, len(content) // 2, 89)))
+    else:
+        del content[len(content) * 2 // 3 :]
+    path.write_bytes(content)
+    with pytest.warns(DamageWarning, match=rf"a\{suffix}' is damaged or truncated"):
+        assert 0 < len(list(read_frames(path))) <= COUNT
 
 
 def test_a_container_under_another_name(tmp_path):

@@ -1,4 +1,4 @@
-"""Image files with several frames, of which the first is read, and the warning that says so."""
+"""What is warned of in files that are read: several frames of an image, of which the first is read, and damage in a video."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ _MOST_PAGES = 1000  # that are counted: each is a header somewhere in the file
 
 class FramesWarning(Warning):  # no UserWarning: readers in threads ignore those of Pillow, for the whole process
     """An image file has several frames, of which only the first is read."""
+
+
+class DamageWarning(Warning):
+    """A video has damaged parts, whose frames were decoded as far as they can be."""
 
 
 def warn_of_frames(image: Image.Image, name: str) -> None:
@@ -57,14 +61,18 @@ def _pages(image: Any) -> int:
 
 
 def show_frames_once() -> None:
-    """Show the first of these warnings of this process in one line, and of the others that there are some; inside `catch_warnings`."""
+    """Show damage in one line, and the first warning of frames of this process, of the others that there are some; inside
+    `catch_warnings`."""
     shown, usual = [], warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *others: Any, **named: Any) -> None:
+        text = str(message)
+        if issubclass(category, DamageWarning):
+            print(f"warning: {printable(text)}", file=sys.stderr)
+            return
         if not issubclass(category, FramesWarning):
             usual(message, category, *others, **named)
             return
-        text = str(message)
         if len(shown) < 2 and text not in shown:
             shown.append(text)
             line = (

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from ..errors import ImageError, MissingPackageError, OutputError
 from ..files import writing
 from ..system import usable_cores
+from .frames import DamageWarning
 from .images import MAX_PIXELS
 from .raw_image import ORIENTATIONS, Colours, LoadedImage, YuvImage, upright
 
@@ -141,7 +143,8 @@ def raw_frames(
         hardware = getattr(stream.codec_context, "is_hwaccel", False)
         stream.codec_context.thread_count = _GPU_THREADS if hardware else min(CPU_THREADS, usable_cores())
         clock = _FileClock(container, stream)
-        for index, frame in enumerate(container.decode(stream)):
+        damaged: list[Any] = []  # time stamps
+        for index, frame in enumerate(_decoded(container, stream, damaged)):
             on_gpu = frame.format.name == "cuda"
             if gpu is not None and not count:
                 gpu.count_video(on_gpu)
@@ -157,6 +160,20 @@ def raw_frames(
                 yield lambda index=index, time_s=time_s, frame=frame: Frame(index, time_s, image_of(frame))
         if not count:
             raise ImageError(f"'{path}' has no frame that can be decoded; it is damaged or truncated")
+        if damaged:
+            text = f"'{path}' is damaged or truncated: what was found in the frames near that may be wrong; copy or download it again"
+            warnings.warn(DamageWarning(text), stacklevel=2)
+
+
+def _decoded(container: Any, stream: Any, damaged: list[Any]) -> Iterator[Any]:
+    """The frames of a stream. damaged: gets what FFmpeg says is damaged, which it decodes as far as it can."""
+    for packet in container.demux(stream):
+        if packet.is_corrupt:
+            damaged.append(packet.pts)
+        for frame in packet.decode():
+            if frame.is_corrupt:
+                damaged.append(frame.pts)
+            yield frame
 
 
 class VideoGpu(Protocol):
