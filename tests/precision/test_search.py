@@ -59,9 +59,9 @@ def searched():
         model = pixel_model(scale)
         prepared[scale > 1] = model, replace(calibrate(model, SPEC, config.without_search(), images()), fp16_failures={})
 
-    def make(trial, progress=None, overflows=True, **changes):
+    def make(trial, progress=None, overflows=True, of=None, coco=None, **changes):
         model, blind = prepared[overflows]
-        return Search(model, SPEC, replace(config, **changes), images(), blind, trial=trial, progress=progress)
+        return Search(model, SPEC, replace(config, **changes), of or images(), blind, coco, trial=trial, progress=progress)
 
     return make
 
@@ -101,6 +101,29 @@ def test_a_search_goes_on_where_it_ran_and_begins_again_on_another_gpu(searched,
     assert other.runs == first.runs and "1.6 on a GPU; they are made again with tensorrt-rtx 1.7" in other.warnings[0]
     without = searched(None, state=state).run()
     assert without.result.ms is None and "no times" in without.verdict and len(without.warnings) == 1
+
+
+def test_a_search_begins_again_where_images_or_annotations_have_other_content(searched, tmp_path):
+    """Under the same names, which trainers and exporters of data sets write again and again."""
+    pytest.importorskip("pycocotools")
+    state, paths = tmp_path / "search.json", [tmp_path / f"{number}.png" for number in range(2)]
+    truth = {
+        "images": [{"id": number, "file_name": path.name, "width": 16, "height": 16} for number, path in enumerate(paths)],
+        "categories": [{"id": 1, "name": "cat"}],
+        "annotations": [{"id": 1, "image_id": 0, "category_id": 1, "bbox": [1, 2, 9, 8], "area": 72, "iscrowd": 0}],
+    }
+
+    def warned(seed):
+        for path, image in zip(paths, images(seed=seed), strict=False):
+            Image.fromarray(image).save(path)
+        (tmp_path / "truth.json").write_text(json.dumps(truth))
+        search = searched(None, state=state, of=paths, coco=(tmp_path / "truth.json", tmp_path))
+        search._save()
+        return "other images" in "".join(search.warnings)
+
+    assert [warned(1), warned(1), warned(2), warned(2)] == [False, False, True, False]
+    truth["annotations"][0]["bbox"][0] += 1
+    assert [warned(2), warned(2)] == [True, False]
 
 
 def test_what_cannot_be_built_is_not_the_result(searched):

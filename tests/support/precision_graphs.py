@@ -86,7 +86,7 @@ def pixel_model(ffn_scale: float = 1.0) -> onnx.ModelProto:
     return model_of(nodes, constants)
 
 
-def images(count: int = 3) -> list[np.ndarray]:
+def images(count: int = 3, seed: int = 7) -> list[np.ndarray]:
     """Small RGB images of noise, the same every time."""
-    rng = np.random.default_rng(7)
+    rng = np.random.default_rng(seed)
     return [rng.integers(0, 256, (16, 16, 3), dtype=np.uint8) for _ in range(count)]

@@ -24,7 +24,7 @@ from ..backends.building import MODEL, Trial
 from ..backends.onnxruntime.session import OnnxSession
 from ..backends.prompted import PromptedSession
 from ..data.datasets import load_dataset
-from ..data.images import ImageSource
+from ..data.images import ImageSource, load_image
 from ..detections import Detections, box_iou
 from ..detector import Detector
 from ..errors import EngineError, GateError, GraphError, SessionError, number_of
@@ -191,7 +191,7 @@ class Search:
         self.blocks = list(self.modules)
         self.where = WITHOUT_TIMES if trial is None else trial.where
         self.warnings: list[str] = []
-        self.key = self._digest()
+        self.key = self._digest() if config.state is not None else ""
         self.measurements = self._load()
         self.runs = 0
         self._closing = contextlib.ExitStack()
@@ -357,7 +357,11 @@ class Search:
     def _digest(self) -> str:
         digest = hashlib.sha256(self.model.SerializeToString())
         choices = {k: v for k, v in self.config.to_dict().items() if k not in ("state", "budget", "min_fraction")}
-        digest.update(json.dumps([choices, [str(i) if isinstance(i, (str, Path)) else "" for i in self.images]]).encode())
+        digest.update(json.dumps(choices).encode())
+        for image in self.images:
+            digest.update(load_image(image).tobytes())
+        if self.coco is not None:
+            digest.update(load_dataset(self.coco[0]).digest.encode())
         return digest.hexdigest()
 
     def _load(self) -> dict[str, Measured]:
