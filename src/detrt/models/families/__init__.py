@@ -7,33 +7,9 @@ Nothing outside this folder names a family: all other code goes through these ro
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 
 from ...errors import SourceError
-from . import (
-    conditional_detr,
-    d_fine,
-    dab_detr,
-    deformable_detr,
-    deimv2,
-    detr,
-    dino,
-    ecdet,
-    eomt,
-    grounding_dino,
-    ltdetr_v2,
-    lw_detr,
-    mask2former,
-    mm_grounding_dino,
-    omdet_turbo,
-    owl,
-    pp_doclayout,
-    rf_detr,
-    rt_detr,
-    rt_detr_v2,
-    sam3,
-    table_transformer,
-    yolos,
-)
 from .base import IMAGENET_MEAN, IMAGENET_STD, MASK_CLASS, TESTED, Family, Format, Processor, RandomModel, Upstream
 
 __all__ = [
@@ -58,11 +34,12 @@ __all__ = [
 ]
 
 # In the order in which they are listed.
-FILES = (
-    *(detr, table_transformer, conditional_detr, dab_detr, deformable_detr),
-    *(rt_detr, rt_detr_v2, d_fine, deimv2, pp_doclayout, lw_detr, rf_detr, yolos, eomt, mask2former),
-    *(grounding_dino, mm_grounding_dino, omdet_turbo, sam3, owl, dino, ecdet, ltdetr_v2),
+_NAMES = (
+    *("detr", "table_transformer", "conditional_detr", "dab_detr", "deformable_detr"),
+    *("rt_detr", "rt_detr_v2", "d_fine", "deimv2", "pp_doclayout", "lw_detr", "rf_detr", "yolos", "eomt", "mask2former"),
+    *("grounding_dino", "mm_grounding_dino", "omdet_turbo", "sam3", "owl", "dino", "ecdet", "ltdetr_v2"),
 )
+FILES = tuple(import_module(f".{name}", __name__) for name in _NAMES)
 BY_NAME: dict[str, Family] = {}
 
 
