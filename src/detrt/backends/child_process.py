@@ -5,11 +5,9 @@ A crash, a signal or a time limit ends that process, and raises an error with th
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -110,7 +108,6 @@ def answer_parent(descriptor: int, work: Callable[[Any, Progress], Any]) -> None
 
     def answer(channel: Channel) -> None:
         request = channel.receive()
-        threading.Thread(target=_end_with_parent, args=(channel,), daemon=True).start()
         next_s = 0.0
 
         def progress(fraction: float, text: str) -> None:
@@ -122,17 +119,14 @@ def answer_parent(descriptor: int, work: Callable[[Any, Progress], Any]) -> None
 
         channel.send(_Answer(work(request, progress)))
 
-    work_for_parent(descriptor, answer, ignored=())
+    work_for_parent(descriptor, answer, ignored=(), parent_gone=_remove_copies)
 
 
-def _end_with_parent(channel: Channel) -> None:
-    """Exit with the parent, so that a builder does not outlive a killed caller, whose folder it removes: copies of a model are there."""
-    with contextlib.suppress(OSError):
-        channel.socket.recv(1)  # the parent sends nothing more, so this returns when its end is closed
+def _remove_copies() -> None:
+    """Remove the folder of a killed caller, which has copies of a model; the process then ends at once."""
     folder = Path(os.environ.get("TMPDIR", ""))
     if folder.name.startswith(f".{files.SCRATCH}."):
         files.remove(folder)
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _answer(worker: Worker, timeout_seconds: float | None, progress: Progress | None) -> _Answer | None:

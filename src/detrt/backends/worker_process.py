@@ -270,10 +270,18 @@ class Worker:
                 continue
 
 
-def work_for_parent(descriptor: int, work: Callable[[Channel], None], *, ignored: Sequence[int] = (signal.SIGINT,)) -> None:
+def work_for_parent(
+    descriptor: int,
+    work: Callable[[Channel], None],
+    *,
+    ignored: Sequence[int] = (signal.SIGINT,),
+    parent_gone: Callable[[], None] = lambda: time.sleep(_EXIT_SECONDS),
+) -> None:
     """In the worker: call `work(channel)`, which receives the request first, and tell the parent what it raises.
 
     ignored: signals that reach the whole process group and that the parent deals with, by closing the socket.
+    parent_gone: called in a thread when the parent has gone; where the process still runs then, such as in a model that never ends, it is
+    ended.
     """
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
@@ -281,7 +289,7 @@ def work_for_parent(descriptor: int, work: Callable[[Channel], None], *, ignored
     lose_unwritten_messages()
     sys.stdout = sys.stderr
     os.set_inheritable(descriptor, False)
-    threading.Thread(target=_end_with_parent, args=(os.dup(descriptor),), name="detrt-parent", daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(os.dup(descriptor), parent_gone), name="detrt-parent", daemon=True).start()
     channel = Channel(socket.socket(fileno=descriptor))
     try:
         work(channel)
@@ -292,13 +300,12 @@ def work_for_parent(descriptor: int, work: Callable[[Channel], None], *, ignored
             channel.send(Failed.of(error))
 
 
-def _end_with_parent(connection: int) -> None:
-    """In a thread of the worker: end the process where its parent has gone and it does not end by itself, such as in a model that never ends."""
+def _end_with_parent(connection: int, parent_gone: Callable[[], None]) -> None:
     if hasattr(select, "poll"):
         poll = select.poll()
         poll.register(connection, 0)  # that the other end is closed is told always
         poll.poll()
-        time.sleep(_EXIT_SECONDS)
+        parent_gone()
         os._exit(1)
 
 
