@@ -10,7 +10,7 @@ import typer
 from ..bench.config import BenchConfig
 from ..errors import number_of
 from ..models.load_options import LoadOptions
-from .options import JSON, Given, command
+from .options import Given, Json, command
 
 Models = Annotated[
     list[str],
@@ -23,7 +23,7 @@ def bench(
     models: Models,
     load: LoadOptions,
     choices: Given[BenchConfig],
-    json_file: Annotated[str | None, typer.Option("--json", help="All results to this file; - is stdout."), JSON] = None,
+    json_file: Json = None,
 ) -> None:
     """Measure checkpoints (sizes, times, memory, latency against transformers) or bundles (each backend that runs here)."""
     from ..bench.run import bench as run

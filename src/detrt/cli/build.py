@@ -21,7 +21,7 @@ from ..models.contract import ExportConfig
 from ..models.load_options import LoadOptions
 from ..precision.config import PrecisionConfig
 from ..spec import Precision, Triple, comma_separated, parse_triple
-from .options import FOLDER, GRAPH, JSON, Given, GivenBackends, SizeOptions, command
+from .options import FOLDER, GRAPH, Given, GivenBackends, Json, SizeOptions, command
 from .spellings import spelled
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ Exportable = Annotated[
         help="hf:org/name, a transformers folder, ckpt:FILE, embedded:shapes, random:FAMILY, or another exporter's .onnx file."
     ),
 ]
-Json = Annotated[str | None, typer.Option("--json", help="Report as JSON to this file; - is stdout."), JSON]
 
 
 @dataclass(frozen=True, slots=True)

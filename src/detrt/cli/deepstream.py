@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..serve.deepstream_config import DeepStreamConfig
-from .options import FOLDER, JSON, command
+from .options import FOLDER, Json, command
 
 
 @command
@@ -16,7 +16,7 @@ def deepstream(
     model: Annotated[Path, typer.Argument(help="Bundle folder, or ONNX file with a spec.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder; files of the same names are replaced."), FOLDER],
     config: DeepStreamConfig,
-    json_file: Annotated[str | None, typer.Option("--json", help="What was written to this file; - is stdout."), JSON] = None,
+    json_file: Json = None,
 ) -> None:
     """Write graph, labels and nvinfer's configuration for NVIDIA DeepStream."""
     from ..serve.deepstream import write_deepstream

@@ -13,7 +13,7 @@ from .. import files
 from ..data.arguments import IMAGE_DECODER, check_image_decoder
 from ..errors import DetrtError, number_of, printable
 from ..models.load_options import LoadOptions
-from .options import JSON, OVERLAP, TILE, Given, GivenTuning, RunOptions, command
+from .options import JSON, OVERLAP, TILE, Given, GivenTuning, Json, RunOptions, command
 
 if TYPE_CHECKING:
     from ..backends.search import SessionOptions
@@ -138,7 +138,7 @@ def evaluate(
         str | None, typer.Option(help="bbox, or segm for masks; default: masks if model and annotations have them.")
     ] = None,
     save: Annotated[Path | None, typer.Option(help="Write the detections as a COCO results file."), JSON] = None,
-    json_file: Annotated[str | None, typer.Option("--json", help="Metrics to this file; - is stdout."), JSON] = None,
+    json_file: Json = None,
     *,
     options: Given[EvalOptions],
     choice: ChoiceOptions,

@@ -10,9 +10,7 @@ import typer
 from ..errors import DetrtError, install_hint, number_of
 from ..models.families import TESTED
 from ..models.load_options import LoadOptions
-from .options import JSON, Given, command
-
-Json = Annotated[str | None, typer.Option("--json", help="As JSON to this file; - is stdout."), JSON]
+from .options import Given, Json, command
 
 
 @command

@@ -80,6 +80,7 @@ FORMATS = {
     "timing cache": (".cache",),
 }
 JSON, HTML, FIGURE, GRAPH, FOLDER = (Writes(name) for name in ("JSON", "HTML", "figure", "graph", "folder"))
+Json = Annotated[str | None, typer.Option("--json", help="Results as JSON to this file; - is stdout."), JSON]
 # Ends of names of other files that detrt reads or writes, beside images, videos and what backends run.
 _OTHERS = {".tsv", ".parquet", ".yaml", ".yml", ".pdf", ".pt", ".pth", ".ckpt", ".safetensors"}
 

@@ -23,7 +23,7 @@ from ..models.load_options import LoadOptions
 from ..precision.config import PrecisionConfig
 from ..spec import comma_separated, parse_numbers
 from ..system import check_driver
-from .options import JSON, Given, Writes, command
+from .options import Given, Json, Writes, command
 
 REPORT_TARGETS = tuple(name for name, (_, build) in builds().items() if not build.from_checkpoint)
 
@@ -148,7 +148,7 @@ def report(
         typer.Option("--output", "-o", help="Write the report to this file: a page where it ends in .html, else Markdown."),
         Writes("HTML or Markdown"),
     ] = None,
-    json_file: Annotated[str | None, typer.Option("--json", help="Results to this file; - is stdout."), JSON] = None,
+    json_file: Json = None,
 ) -> None:
     """Build, check, time and evaluate checkpoints on this machine: a table by precision and batch size.
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..serve.triton_config import TritonConfig
-from .options import FOLDER, JSON, command
+from .options import FOLDER, Json, command
 
 
 @command
@@ -16,7 +16,7 @@ def triton_repo(
     bundle: Annotated[Path, typer.Argument(help="Bundle folder.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Model repository; its other models stay."), FOLDER],
     config: TritonConfig,
-    json_file: Annotated[str | None, typer.Option("--json", help="What was written to this file; - is stdout."), JSON] = None,
+    json_file: Json = None,
 ) -> None:
     """Write a model repository for Triton Inference Server."""
     from dataclasses import asdict

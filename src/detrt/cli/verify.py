@@ -12,7 +12,7 @@ from .. import files
 from ..errors import DetrtError, number_of
 from ..models.load_options import LoadOptions
 from ..spec import parse_numbers
-from .options import HTML, JSON, PromptOptions, RunOptions, command
+from .options import HTML, Json, PromptOptions, RunOptions, command
 
 if TYPE_CHECKING:
     from ..evaluation.report import VerifyReport
@@ -74,7 +74,7 @@ def verify(
     report_images: Annotated[
         int | None, typer.Option("--report-images", min=0, max=50, help="Images in the report, the worst first (6).")
     ] = None,
-    json_file: Annotated[str | None, typer.Option("--json", help="Result to this file; - is stdout."), JSON] = None,
+    json_file: Json = None,
 ) -> None:
     """Compare two models on real images: tensors, batch invariance, detections, AP. Exit code 3 if they differ."""
     from ..data.images import expand_inputs
