@@ -67,7 +67,7 @@ def pixel_size(value: Any, name: str) -> tuple[int, int] | None:
     try:
         height, width = (check_integer(side, name) for side in sides)
     except (ArgumentError, ValueError):
-        raise refuse(f"`{name}`", "(height, width) in pixels, one number for both, or '480x640'", value) from None
+        height = width = None
     if height is None or width is None:
         raise refuse(f"`{name}`", "(height, width) in pixels, one number for both, or '480x640'", value)
     return height, width

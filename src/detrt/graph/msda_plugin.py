@@ -102,12 +102,14 @@ def _from_nvidia(
 ) -> onnx.NodeProto:
     """The MSDeformAttn node that a node of NVIDIA's plugin was converted from; its sizes are in the reshapes around it."""
 
+    refusal = GraphError(f"node '{node.name}' ({NVIDIA_MSDA}) was not written by detrt: its sizes are not in the graph")
+
     def shape_of(name: str) -> list[int]:
         node_before = producer.get(name)
         while node_before is not None and node_before.op_type == "Cast":
             node_before = producer.get(node_before.input[0])
         if node_before is None or node_before.op_type != "Reshape" or node_before.input[1] not in constants:
-            raise GraphError(f"node '{node.name}' ({NVIDIA_MSDA}) was not written by detrt: its sizes are not in the graph")
+            raise refusal
         return [int(side) for side in numpy_helper.to_array(constants[node_before.input[1]])]
 
     value, shapes, _, places, shares = node.input
@@ -117,7 +119,7 @@ def _from_nvidia(
         readers = [n for n in producer.values() if n.op_type in ("Reshape", "Cast") and n.input[0] == readers[0].output[0]]
     dim = shape_of(readers[0].output[0])[-1] // heads if readers else 0
     if dim < 1:
-        raise GraphError(f"node '{node.name}' ({NVIDIA_MSDA}) was not written by detrt: its sizes are not in the graph")
+        raise refusal
     if types.get(shapes) != TensorProto.INT64:
         shapes = b.op("Cast", shapes, to=TensorProto.INT64)
     places = b.reshape(places, 0, 0, heads, levels * points, 2)

@@ -63,9 +63,7 @@ def exported_spec(source: Source, config: ExportConfig) -> ModelSpec:
         if config.max_detections is None and spec.decode.nms != "none" and not config.nms.startswith("graph"):
             # NMS in post-processing needs the same candidates as without decoding in the graph.
             keep = spec.decode.num_queries
-        limit = _most_detections(spec)
-        if keep > limit:
-            raise ExportError(f"`max_detections` must be at most {limit} for this model; got {keep}")
+        _check_detections(spec, keep)
         spec = spec.with_decode(
             in_graph=True,
             max_detections=keep,
@@ -73,9 +71,7 @@ def exported_spec(source: Source, config: ExportConfig) -> ModelSpec:
             score_threshold=float(config.score_threshold),
         )
     elif config.max_detections is not None:
-        limit = _most_detections(spec)
-        if config.max_detections > limit:
-            raise ExportError(f"`max_detections` must be at most {limit} for this model; got {config.max_detections}")
+        _check_detections(spec, config.max_detections)
         spec = spec.with_decode(max_detections=config.max_detections)
     return spec
 
@@ -154,11 +150,14 @@ def _with_graphs(spec: ModelSpec, title: str, config: ExportConfig) -> ModelSpec
     return replace(spec, text=replace(spec.text, encoder=""))
 
 
-def _most_detections(spec: ModelSpec) -> int:
+def _check_detections(spec: ModelSpec, count: int) -> None:
+    """Raise ExportError for more detections than the model has."""
     rule = spec.decode
     # The number of classes of a prompted model is unknown before its prompt, but at least one.
     many = rule.select == "topk" and spec.text is None
-    return rule.num_queries * (rule.num_classes if many else 1)
+    limit = rule.num_queries * (rule.num_classes if many else 1)
+    if count > limit:
+        raise ExportError(f"`max_detections` must be at most {limit} for this model; got {count}")
 
 
 def _with_nms(spec: ModelSpec, config: ExportConfig) -> ModelSpec:

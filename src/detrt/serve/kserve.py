@@ -268,9 +268,7 @@ def _flat(rows: list[Any], shape: tuple[int, ...], name: str) -> list[Any]:
 
 def _wanted(data: Mapping[str, Any], names: Sequence[str], binary: bool) -> tuple[tuple[str, bool], ...]:
     entries = data.get("outputs")
-    if not entries:
-        if entries not in (None, []):
-            raise bad("'outputs' must be a list of objects with a name")
+    if entries in (None, []):
         return tuple((name, binary) for name in names)
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise bad("'outputs' must be a list of objects with a name")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import isqrt
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SourceError, number_of
@@ -52,6 +53,14 @@ class Shapes:
                 "was trained with, e.g. `assume=heads=4`"
             )
         return points
+
+    def window(self, key: str) -> int:
+        """Side of the square windows of a Swin, from the rows of its `relative_position_bias_table`."""
+        rows = self.size(key)
+        window = (isqrt(rows) + 1) // 2
+        if (2 * window - 1) ** 2 != rows:
+            raise SourceError(f"'{self.ref}': '{key}' has {number_of(rows, 'row')}, which no square window has")
+        return window
 
     def any(self, pattern: str) -> bool:
         rule = re.compile(pattern)

@@ -20,7 +20,7 @@ from .base import (
     Processor,
     RandomModel,
 )
-from .detr import HEADS, RESNET
+from .detr import HEADS, RESNET, dilated
 from .sizes import STAGES, TINY_DETR, tiny_resnet
 from .sizes import resnet as published_resnet
 
@@ -78,10 +78,6 @@ def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport)
     taken = [c for i, c in enumerate(inputs) if shapes.size(f"input_proj.{i}.0.weight", 2) == 1]
     two_stage = "transformer.pos_trans.weight" in shapes
     layers = shapes.count("transformer.decoder.layers.#.")
-    dilated = variant.endswith("-dc5") or bool(assumed.args.get("dilation"))
-    if levels == 1 and not dilated and "dilation" not in assumed.args:
-        report.notes.append("stride 32 assumed: a DC5 file has the same keys and needs `family=deformable_detr-dc5`")
-
     queries = assumed.queries(300, "num_queries") if two_stage else shapes.size("query_embed.weight")
     return {
         "activation_function": assumed.choice("activation", "relu", ACTIVATIONS),
@@ -104,7 +100,7 @@ def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport)
         "decoder_n_points": shapes.points("transformer.decoder.layers.0.cross_attn.attention_weights.weight", heads, levels),
         "two_stage": two_stage,
         "with_box_refine": "transformer.decoder.bbox_embed.0.layers.0.weight" in shapes,
-        "dilation": dilated,
+        "dilation": dilated(variant, assumed, report, told=levels > 1),
     }
 
 

@@ -99,6 +99,14 @@ def settings(shapes: Shapes, assumed: Assumed, variant: str, report: LoadReport)
     return {**found, "num_labels": found["num_labels"] - 1, "activation_function": activation(assumed)}
 
 
+def dilated(variant: str, assumed: Assumed, report: LoadReport, *, told: bool = False) -> bool:
+    """Whether the last stage of the backbone keeps its stride, in the models called DC5. told: the keys tell that it does not."""
+    found = variant.endswith("-dc5") or bool(assumed.args.get("dilation"))
+    if not found and not told and "dilation" not in assumed.args:
+        report.notes.append(f"stride 32 assumed: a DC5 file has the same keys and needs `family={variant}-dc5`")
+    return found
+
+
 def activation(assumed: Assumed) -> str:
     return assumed.choice("activation", "relu", ACTIVATIONS)
 
@@ -108,9 +116,6 @@ def transformer(shapes: Shapes, assumed: Assumed, variant: str, report: LoadRepo
     the head's columns."""
     backbone = resnet(shapes, "backbone.0.body.")
     decoder = "transformer.decoder.layers."
-    dilated = variant.endswith("-dc5") or bool(assumed.args.get("dilation"))
-    if not dilated and "dilation" not in assumed.args:
-        report.notes.append(f"stride 32 assumed: a DC5 file has the same keys and needs `family={variant}-dc5`")
     width = shapes.size("input_proj.weight")
     heads = assumed.number("heads", HEADS, "nheads", divides=width)
     return {
@@ -124,7 +129,7 @@ def transformer(shapes: Shapes, assumed: Assumed, variant: str, report: LoadRepo
         "decoder_ffn_dim": shapes.size(f"{decoder}0.linear1.weight"),
         "encoder_attention_heads": heads,
         "decoder_attention_heads": heads,
-        "dilation": dilated,
+        "dilation": dilated(variant, assumed, report),
     }
 
 

@@ -490,16 +490,12 @@ def _backbone(shapes: Shapes, inputs: list[int]) -> dict[str, object]:
         )
     width = shapes.size(patch)
     tables = [f"{stages}{i}.blocks.0.{attention}.relative_position_bias_table" for i in range(4)]
-    rows = shapes.size(tables[0])
-    window = (isqrt(rows) + 1) // 2
-    if (2 * window - 1) ** 2 != rows:
-        raise SourceError(f"'{shapes.ref}': '{tables[0]}' has {rows} rows, which no square window has")
     return {
         "backbone": "swin",
         "width": width,
         "depths": tuple(shapes.count(f"{stages}{i}.blocks.#.") for i in range(4)),
         "heads": tuple(shapes.size(name, 1) for name in tables),
-        "window": window,
+        "window": shapes.window(tables[0]),
         "out_stages": _stages(shapes, inputs, width),
     }
 

@@ -5,7 +5,6 @@ The file holds BERT's weights and not its tokenizer, which is that of bert-base-
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SourceError
@@ -176,17 +175,13 @@ def swin(shapes: Shapes, layers: str, attention: str, patches: str) -> dict[str,
     the patch embedding's weight. The norms of the maps that are read lie beside the stages."""
     stages = shapes.count(f"{layers}.#.")
     table = f"{layers}.{{}}.blocks.0.{attention}.relative_position_bias_table"
-    rows = shapes.size(table.format(0))
-    window = (math.isqrt(rows) + 1) // 2
-    if (2 * window - 1) ** 2 != rows:
-        raise SourceError(f"'{shapes.ref}': '{table.format(0)}' has {rows} rows, which no square window has")
     root = layers.rpartition(".")[0]
     return {
         "model_type": "swin",
         "embed_dim": shapes.size(patches),
         "depths": [shapes.count(f"{layers}.{stage}.blocks.#.") for stage in range(stages)],
         "num_heads": [shapes.size(table.format(stage), 1) for stage in range(stages)],
-        "window_size": window,
+        "window_size": shapes.window(table.format(0)),
         "out_features": [f"stage{i + 1}" for i in range(stages) if f"{root}.norm{i}.weight" in shapes],
     }
 
