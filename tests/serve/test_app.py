@@ -230,6 +230,7 @@ def test_embedded_phrases(tmp_path):
 
 IMAGE = {"content": png(np.zeros((8, 8, 3), np.uint8))}
 ONE = {"images": [in_base64(IMAGE["content"])]}
+JSON_TYPE = {"headers": {"Content-Type": "application/json"}}
 UNENDED = {"headers": {"Content-Type": "multipart/form-data; boundary=b"}}
 REFUSED = [
     ({"content": b"GIF89a and no more"}, 400, "not an image"),
@@ -255,7 +256,7 @@ REFUSED = [
     ({"json": {"images": ["AAAA"], "url": "http://x"}}, 400, "url"),
     ({"json": {"images": [in_base64(IMAGE["content"])] * 9}}, 413, "at most 8"),
     ({"json": [1]}, 400, "body"),
-    ({"content": b"{" * 100_000, "headers": {"Content-Type": "application/json"}}, 400, "JSON"),
+    ({"content": b"{" * 100_000, **JSON_TYPE}, 400, "JSON"),
     ({"content": b"x", "headers": {"Content-Type": "text/html"}}, 415, "Content-Type must be"),
     ({"content": b"x", "headers": {"Content-Type": "application/x-www-form-urlencoded"}}, 415, "with curl --data-binary add: -H"),
     ({"content": b"x", "headers": {"Content-Type": "multipart/form-data"}}, 400, "oundary"),
@@ -291,9 +292,17 @@ REFUSED = [
     ({"json": {"images": [{"name": "a"}]}}, 400, "'images[0].data' must be a text; got nothing"),
     ({"json": {"images": [None]}}, 400, "'images[0]' must be a text or an object with data and name; got null"),
     ({"json": {}}, 400, "'images' must be a list of at least 1, each a text or an object"),
-    ({**IMAGE, "headers": {"Content-Type": "application/json"}}, 400, "not JSON: expected value at line 1 column 1; send {"),
+    ({**IMAGE, **JSON_TYPE}, 400, "not JSON: 'utf-8' codec can't decode byte"),
     ({"json": [1]}, 400, "the body must be a JSON object; got a list; send {"),
-    ({"content": b"null", "headers": {"Content-Type": "application/json"}}, 400, "must be a JSON object; got null; send {"),
+    ({"content": b"null", **JSON_TYPE}, 400, "must be a JSON object; got null; send {"),
+    (
+        {"content": b'{"images": [], "threshold": 0.5, "threshold": 0.9}', **JSON_TYPE},
+        400,
+        "it has the key 'threshold' twice; send {",
+    ),
+    ({"content": rb'{"images": ["AAAA"], "prompt": "\ud800"}', **JSON_TYPE}, 400, "'prompt' must be a text"),
+    ({"content": rb'{"images": [{"data": "AAAA", "name": "\ud800"}]}', **JSON_TYPE}, 400, "'images[0].name' must be a text"),
+    ({"files": {"images": b"", "prompt": b"a cat."}}, 400, "the field 'prompt' is a file; send its content as text"),
     ({**UNENDED, "content": b'--b\r\nContent-Disposition: form-data; name="images"; filename="a"\r\n\r\nabc'}, 400, "cut off"),
 ]
 

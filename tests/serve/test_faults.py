@@ -138,6 +138,8 @@ def test_heads_have_a_limit(server):
     one_header = exchange(server, b"GET /healthz HTTP/1.1\r\nX-A: ", *[b"a" * 30_000 for _ in range(40)], pause=0.002)
     assert one_header.startswith(b"HTTP/1.1 431")
     assert exchange(server, b"\x16\x03\x01 no http at all\r\n\r\n").startswith(b"HTTP/1.1 400")
+    address = exchange(server, "POST /v1/detect?prompt=кот HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())  # as curl sends it
+    assert address.startswith(b"HTTP/1.1 400") and b"write what is not ASCII in the address as %XX" in address
     assert exchange(server, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").startswith(b"HTTP/1.1 200")
 
 

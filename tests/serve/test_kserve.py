@@ -119,6 +119,12 @@ def test_bodies_that_are_no_request(body):
     assert caught.value.status == 400
 
 
+def test_a_key_that_is_there_twice_is_refused():
+    text = json.dumps({"id": "a", "inputs": [X, Y]})
+    with pytest.raises(Refused, match="it has the key 'id' twice"):
+        parse_infer(text.replace("{", '{"id": "b", ', 1).encode(), None, INPUTS, OUTPUTS)
+
+
 def test_lengths():
     assert binary_length(None) is None and binary_length("12") == 12
     for text in ("-1", "x", "1" * 30, "²"):

@@ -85,7 +85,7 @@ def parse_infer(
         if head.count(mark) > most:
             raise bad(f"the JSON has more than {most} times {mark.decode()}; send the numbers of a tensor, best as binary data")
     try:
-        data = parse_json(head, finite=True)
+        data = parse_json(head, finite=True, unique=True)
     except ValueError as error:
         raise bad(f"the body is not JSON ({str(error)[:200]}); binary tensors need Inference-Header-Content-Length") from None
     if not isinstance(data, dict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from typing import Any
 
 import httptools
@@ -123,6 +124,14 @@ class LimitedProtocol(HttpToolsProtocol):
                 self.transport.close()
         if self._head_timer is None and self._between():
             self._wait_for_head()
+
+    def send_400_response(self, msg: str) -> None:
+        """Called while the error of the parser is handled, which says more than `msg`."""
+        error = sys.exc_info()[1]
+        advice = ""
+        if isinstance(error, httptools.HttpParserInvalidURLError):
+            advice = "; write what is not ASCII in the address as %XX, or send the options in a form or in JSON"
+        self._end(400, f"the request is not HTTP/1.1: {error or msg}{advice}")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import PydanticCustomError, from_json
+from pydantic_core import PydanticCustomError
 from python_multipart.exceptions import FormParserError
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -25,6 +25,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from ..backends.worker_process import Bulk
 from ..class_names import split_classes
 from ..errors import SpecError, number_of
+from ..files import parse_json
 from ..spec import LARGEST_SIDE
 from .config import MIB
 from .errors import Refused, bad
@@ -231,6 +232,8 @@ def _multipart(content_type: str, body: Bulk, max_images: int) -> tuple[Files, F
         fields: list[tuple[str, str]] = []
         for name, value in form.multi_items():
             if isinstance(value, UploadFile):
+                if name in Options.model_fields:
+                    raise bad(f"the field '{name}' is a file; send its content as text (curl: -F '{name}=<FILE')")
                 (queries if name in _QUERY_FIELDS else images).append((value.filename, Bulk(value.file.read())))
             elif name in ("image", "images", "file", "files", *_QUERY_FIELDS):
                 raise bad(
@@ -260,7 +263,7 @@ def _json(body: Bulk, options: dict[str, Any], max_images: int) -> tuple[Options
             413, "too_many_values", f"the JSON has more than {_MOST_VALUES} commas, colons and brackets; send fewer values"
         )
     try:
-        data = from_json(body, allow_inf_nan=False, cache_strings=False)
+        data = parse_json(body, finite=True, unique=True)
     except ValueError as error:
         advice = """send {"images": ["..."]} with files in base64, or a file itself with Content-Type: image/jpeg"""
         raise bad(f"the body is not JSON: {str(error)[:200]}; {advice}") from None
