@@ -63,10 +63,13 @@ class Cli:
         assert code is None or got == code, f"exit code {got}, expected {code}\n{result.out}\n{result.err}"
         return result
 
-    def refused(self, *arguments: object, names: str, advice: str, code: int = 2) -> str:
+    def refused(self, *arguments: object, names: str, advice: str, code: int = 2, unchanged: Path | None = None) -> str:
         """Run something that must be refused; the error. names: the value that it must name, literally;
-        advice: a pattern of the next step."""
-        return check_refusal(self(*arguments, code=None), names=names, advice=advice, code=code)
+        advice: a pattern of the next step. unchanged: a folder in which nothing may change."""
+        before = snapshot(unchanged) if unchanged else None
+        message = check_refusal(self(*arguments, code=None), names=names, advice=advice, code=code)
+        assert not unchanged or snapshot(unchanged) == before
+        return message
 
 
 def check_refusal(result: Result, *, names: str, advice: str, code: int = 2) -> str:
