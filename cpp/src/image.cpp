@@ -97,7 +97,7 @@ std::vector<std::string> images_below(const fs::path& folder, std::map<std::stri
     const bool hidden = step->path().filename().string().rfind('.', 0) == 0;
     if (step->is_directory(error) && hidden)
       step.disable_recursion_pending();
-    else if (!hidden && step->is_regular_file(error)) {
+    else if (!hidden && (step->is_regular_file(error) || !step->exists(error))) { // a link to nothing is named when it is opened
       const std::string suffix = suffix_of(step->path());
       if (image_suffixes().count(suffix))
         found.push_back(step->path().string());
@@ -126,7 +126,7 @@ Image decode_image(const std::uint8_t* data, std::size_t size, const std::string
     fail(name + " is empty (0 bytes); copy or download it again");
   const auto read = is_jpeg(file) ? read_jpeg : is_png(file) ? read_png : is_pnm(file) ? read_pnm : nullptr;
   if (read == nullptr)
-    fail(name + " is not a JPEG, PNG or PNM image, or it is damaged; the C++ runtime reads these: convert it");
+    fail(name + " is not a JPEG, PNG or binary PNM image (P5, P6), or it is damaged; the C++ runtime reads these: convert it");
   Decoded decoded = read(file, name, most);
   return upright(std::move(decoded.image), decoded.orientation);
 }

@@ -296,7 +296,10 @@ ModelSpec read_spec(const Json& json) {
     check(id < spec.decode.num_classes, "labels: class id " + entry.key() + " does not fit a head with " +
                                             std::to_string(spec.decode.num_classes) + " classes");
     check(entry.value().is_string(), "labels: the name of class " + entry.key() + " must be text");
-    spec.labels[id] = entry.value().get<std::string>();
+    const auto& name = entry.value().get_ref<const std::string&>();
+    check(std::none_of(name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }),
+          "labels: the name of class " + entry.key() + " must be one line of text; got " + Fields::shown(entry.value()));
+    spec.labels[id] = name;
   }
   if (fields.has("text"))
     spec.text = read_text(fields.at("text"));

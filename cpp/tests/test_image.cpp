@@ -70,7 +70,7 @@ TEST_CASE("files that are no good images are refused") {
   CHECK_ERROR(detrt::load_image(folder.path), "is a folder");
   CHECK_ERROR(detrt::load_image(""), "is '' (empty)");
   CHECK(decode_error("").find("is empty (0 bytes)") != std::string::npos);
-  CHECK(decode_error("GIF89a.....").find("is not a JPEG, PNG or PNM image") != std::string::npos);
+  CHECK(decode_error("GIF89a.....").find("is not a JPEG, PNG or binary PNM image (P5, P6)") != std::string::npos);
   detrt::save_image(gradient(64, 64), folder.path / "a.png");
   detrt::save_image(gradient(64, 64), folder.path / "a.jpg");
   for (const char* name : {"a.png", "a.jpg"}) {
@@ -109,13 +109,17 @@ TEST_CASE("folders are searched in natural order") {
     fs::create_directories((folder.path / name).parent_path());
     std::ofstream(folder.path / name) << "x";
   }
+  fs::create_symlink("nothing", folder.path / "sub/dead.jpg"); // named as one that cannot be read
+  fs::create_symlink("round.jpg", folder.path / "sub/round.jpg");
   std::map<std::string, std::size_t> left_out;
   const auto found = detrt::expand_inputs({folder.path.string()}, &left_out);
   CHECK(left_out == std::map<std::string, std::size_t>{{".webp", 1}, {".tiff", 2}, {".mp4", 1}});
-  REQUIRE(found.size() == 3);
+  REQUIRE(found.size() == 5);
   CHECK(found[0].filename() == "img2.png");
   CHECK(found[1].filename() == "img10.png");
-  CHECK(found[2].filename() == "img1.JPG");
+  CHECK(found[2].filename() == "dead.jpg");
+  CHECK(found[3].filename() == "img1.JPG");
+  CHECK(found[4].filename() == "round.jpg");
   CHECK(detrt::expand_inputs({(folder.path / "note.txt").string()}).size() == 1);
   CHECK_ERROR(detrt::expand_inputs({(folder.path / "none").string()}), "there is no file");
   CHECK_ERROR(detrt::expand_inputs({""}), "is '' (empty)");

@@ -219,6 +219,7 @@ TEST_CASE("a damaged manifest is refused") {
       {"/files/0/path", "../x", "outside its own folder; refused"},
       {"/files/0/path", "/etc/passwd", "outside its own folder; refused"},
       {"/files/0/path", "", "outside its own folder; refused"},
+      {"/spec/labels/0", "a\nb", "must be one line of text"},
       {"/files/0/size", -1, "must be an integer"},
       {"/files/0/engine", {{"target", 1}}, "target must be text"},
   };
