@@ -26,11 +26,14 @@ detrt::Size size_of(const std::string& option, const std::string& text) {
   return {height, cross == std::string::npos ? height : side(text.substr(cross + 1))};
 }
 
-// CLI11 takes what follows an option as its value, another option too: that would be lost, and a file would have its name.
-void refuse_options_as_values(const CLI::App& app) {
+// CLI11 takes what follows an option as its value: another option, which would be lost, and a file would have its name; and nothing,
+// such as a variable of the shell that is not set, as if the option was not there.
+void refuse_lost_values(const CLI::App& app) {
   for (const CLI::Option* option : app.get_options([](const CLI::Option* one) { return !one->get_positional(); }))
     for (const std::string& value : option->results())
-      if (value.size() > 1 && value[0] == '-' && (value[1] == '-' || std::isalpha(static_cast<unsigned char>(value[1])) != 0))
+      if (value.empty())
+        throw CLI::ValidationError(option->get_name() + " is '' (empty)", "give a value, or leave the option out");
+      else if (value.size() > 1 && value[0] == '-' && (value[1] == '-' || std::isalpha(static_cast<unsigned char>(value[1])) != 0))
         throw CLI::ValidationError(option->get_name() + " has no value",
                                    value + " behind it is spelled like an option; give one between them: " + option->get_name() +
                                        " VALUE " + value + " (a file of that name is ./" + value + ")");
@@ -111,7 +114,7 @@ std::optional<Options> parse_options(int count, char** arguments) {
   app.add_flag("-q,--quiet", options.quiet, "no lines");
   try {
     app.parse(count, arguments);
-    refuse_options_as_values(app);
+    refuse_lost_values(app);
   } catch (const CLI::Success& done) { // --help, --version
     std::ostringstream text; // CLI11 would flush std::cout, which loses why that failed
     app.exit(done, text, text);

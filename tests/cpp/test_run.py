@@ -183,6 +183,8 @@ def test_bad_input_is_a_message(build, sanitized, bundle, photos, tmp_path):
         ([bundle, "--what"], "The following argument was not expected: --what"),
         ([bundle, "--json"], "--json: 1 required"),
         ([bundle, "--json", "--quiet"], "--json has no value: --quiet behind it is spelled like an option"),
+        ([bundle, "--json", ""], "--json is '' (empty): give a value, or leave the option out"),
+        ([bundle, "--plugin", "a", "--plugin", ""], "--plugin is '' (empty)"),
         ([bundle, "--save", "-q"], "--save VALUE -q (a file of that name is ./-q)"),
         ([bundle, "--classes", "red", "--classes", "--strict"], "--classes has no value: --strict"),
     ]
