@@ -21,7 +21,9 @@ DETECT = ("detect", "{}", "in", "--json", "o.jsonl")
 
 def refused(cli, place, command, model, names, advice):
     """The existing bundle and everything else in the working folder stay as they were."""
-    message = cli.refused(*(part.format(model) for part in command), names=names, advice=advice, unchanged=place)
+    before = snapshot(place)
+    message = cli.refused(*(part.format(model) for part in command), names=names, advice=advice)
+    assert snapshot(place) == before
     return message
 
 
@@ -240,4 +242,6 @@ def test_choices_that_do_not_fit(cli, place, model, options, names, advice):
     pytest.importorskip("tensorrt_rtx_bindings", reason="needs the 'rtx' extra")
     if model.startswith("random:"):
         pytest.importorskip("transformers", reason="needs the 'export' extra")
-    cli.refused("build", model, "-o", "bundle", *options, names=names, advice=advice, unchanged=place)
+    before = snapshot(place)
+    cli.refused("build", model, "-o", "bundle", *options, names=names, advice=advice)
+    assert snapshot(place) == before

@@ -234,7 +234,9 @@ def test_a_bundle_of_another_version_is_built_again_as_the_refusal_says(cli, pla
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_adds_nothing_is_refused(cli, place, arguments, names, advice):
-    cli.refused("build", *arguments, names=names, advice=advice, unchanged=place)
+    before = snapshot(place)
+    cli.refused("build", *arguments, names=names, advice=advice)
+    assert snapshot(place) == before
 
 
 def test_a_file_of_the_user_is_not_replaced(cli, place):
@@ -246,9 +248,9 @@ def test_a_file_of_the_user_is_not_replaced(cli, place):
     set_external_data(next(tensor for tensor in model.graph.initializer if tensor.name == "boxes"), "split.data")
     onnx.save(model, "split.onnx")
     (place / "bundle/split.data").write_text("of the user")
-    cli.refused(
-        "build", "split.onnx", "-o", "bundle", "--target", "onnx", names="bundle/split.data", advice="move it", unchanged=place
-    )
+    before = snapshot(place)
+    cli.refused("build", "split.onnx", "-o", "bundle", "--target", "onnx", names="bundle/split.data", advice="move it")
+    assert snapshot(place) == before
 
 
 def test_where_a_graph_comes_from_goes_with_it(cli, exported, tmp_path):
@@ -300,7 +302,9 @@ def test_into_an_empty_folder_and_through_a_link(cli, place):
     ],
 )
 def test_foreign_places_are_refused(cli, place, output, advice):
-    cli.refused("build", "model.onnx", "-o", output, "--target", "onnx", names=f"'{output}'", advice=advice, unchanged=place)
+    before = snapshot(place)
+    cli.refused("build", "model.onnx", "-o", output, "--target", "onnx", names=f"'{output}'", advice=advice)
+    assert snapshot(place) == before
 
 
 def test_external_weights_travel(cli, place):
@@ -336,7 +340,9 @@ def test_external_weights_travel(cli, place):
 )
 def test_export_choices_are_not_ignored(cli, place, options, names):
     (place / "labels.txt").write_text("a\nb\nc\n")
-    cli.refused("build", "model.onnx", "-o", "out", *options, names=names, advice="detrt export", unchanged=place)
+    before = snapshot(place)
+    cli.refused("build", "model.onnx", "-o", "out", *options, names=names, advice="detrt export")
+    assert snapshot(place) == before
 
 
 def test_export(cli, tmp_path):
@@ -447,7 +453,9 @@ def test_export_into_a_folder_as_json(cli, tmp_path):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_export_refuses_early(cli, place, arguments, names, advice):
-    cli.refused("export", *arguments, names=names, advice=advice, unchanged=place)
+    before = snapshot(place)
+    cli.refused("export", *arguments, names=names, advice=advice)
+    assert snapshot(place) == before
 
 
 @rtx
@@ -504,7 +512,9 @@ def test_info_of_a_checkpoint(cli):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_info_and_verify_refuse(cli, place, arguments, names, advice):
-    cli.refused(*arguments, names=names, advice=advice, unchanged=place)
+    before = snapshot(place)
+    cli.refused(*arguments, names=names, advice=advice)
+    assert snapshot(place) == before
 
 
 def test_verify_passes(cli, place):

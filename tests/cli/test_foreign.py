@@ -82,7 +82,9 @@ def test_every_command_takes_one(cli, place):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_refusals(cli, place, arguments, names, advice):
-    cli.refused("build", *arguments, "-o", "out", "--target", "onnx", names=names, advice=advice, unchanged=place)
+    before = snapshot(place)
+    cli.refused("build", *arguments, "-o", "out", "--target", "onnx", names=names, advice=advice)
+    assert snapshot(place) == before
 
 
 def test_the_file_that_is_exported_stays(cli, place):
@@ -116,7 +118,9 @@ def test_the_file_that_is_exported_stays(cli, place):
 )
 def test_wrong_sidecars(cli, place, text, advice):
     (place / "rf-detr.onnx.json").write_text(text)
-    cli.refused("build", "rf-detr.onnx", "-o", "out", "--target", "onnx", names="", advice=advice, unchanged=place)
+    before = snapshot(place)
+    cli.refused("build", "rf-detr.onnx", "-o", "out", "--target", "onnx", names="", advice=advice)
+    assert snapshot(place) == before
 
 
 FACTS = {

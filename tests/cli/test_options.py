@@ -168,7 +168,9 @@ def test_an_option_without_effect_is_refused_even_at_its_default(run):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_idle_options_are_refused(cli, place, arguments, names, advice):
-    cli.refused(*arguments, names=names, advice=advice, unchanged=place)
+    before = snapshot(place)
+    cli.refused(*arguments, names=names, advice=advice)
+    assert snapshot(place) == before
 
 
 def test_python_refuses_the_same():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import functools
 import itertools
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,7 @@ from detrt.models.rewrites import REWRITES, check_places, find, fingerprint, mod
 from detrt.models.wrapper import ExportModule
 from detrt.models.write_fingerprints import collect, is_read, with_fingerprints
 
+LAYERS = Path(module_under_test.__file__).parent / "layers"
 CASES = [(name, rewrite) for name, row in MODELS.items() for rewrite in BY_NAME[row[0]].rewrites]
 ONE_OF_EACH = [("rt_detr", "msda"), ("d_fine", "msda"), ("deformable_detr", "symbolic_shapes"), ("rf_detr", "frozen_positions")]
 
@@ -119,6 +122,38 @@ def test_every_place_is_as_written():
     source = 'A = {"x.forward": ("a",), "y.forward": ("a", "b")}\n'  # a version with other code
     changed = with_fingerprints(source, {"x.forward": "c", "y.forward": "b"})
     assert eval(changed.removeprefix("A = ")) == {"x.forward": ("a", "c"), "y.forward": ("a", "b")}
+
+
+def imported(path: Path, seen: set[Path]) -> set[str]:
+    """Model types of transformers whose code a module of detrt imports, also through modules of `layers`."""
+    types = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        module = getattr(node, "module", None) if isinstance(node, ast.ImportFrom) else None
+        if module is None:
+            continue
+        if module.startswith("transformers.models."):
+            types |= {module.split(".")[2]}
+        if module == "transformers.models":
+            types |= {one.name for one in node.names}
+        inner = LAYERS / f"{module.removeprefix('layers.')}.py"
+        if node.level and inner.is_file() and inner not in seen and (module.startswith("layers.") or path.parent == LAYERS):
+            types |= imported(inner, seen | {inner})
+    return types
+
+
+def test_a_family_is_no_older_than_the_models_that_it_imports():
+    """LTDETRv2 and DEIM's decoders failed in an older transformers, which has no DEIMv2: what they share with it was imported from one module."""
+    since: dict[str, list[str]] = {}
+    for family in FAMILIES:
+        since.setdefault(family.model_type.replace("-", "_"), []).append(family.since)
+    oldest = {name: min(found, key=TESTED.index) for name, found in since.items()}
+    checked = 0
+    for path in (LAYERS.parent / "families").glob("[a-z]*.py"):
+        for family in getattr(import_module(f"detrt.models.families.{path.stem}"), "FAMILIES", ()):
+            for name in imported(path, set()) & oldest.keys():
+                assert TESTED.index(family.since) >= TESTED.index(oldest[name]), (family.name, name)
+                checked += 1
+    assert checked > 10
 
 
 def test_four_versions_spread_over_the_year():

@@ -183,8 +183,7 @@ def _published(case: str, module: torch.nn.Module) -> torch.nn.Module:
                 norm.eps = 1e-6
     if not variant.startswith("deim"):
         return module
-    from detrt.models.layers import deimv2
-    from detrt.models.layers import deimv2 as deim
+    from detrt.models.layers import deim, deimv2
 
     kind = {"deimv2": deimv2.PublishedDeimv2, "deim": deim.DeimDFine}.get(variant, deim.DeimRtDetrV2)
     with pytest.MonkeyPatch.context() as patch:

@@ -63,13 +63,10 @@ class Cli:
         assert code is None or got == code, f"exit code {got}, expected {code}\n{result.out}\n{result.err}"
         return result
 
-    def refused(self, *arguments: object, names: str, advice: str, code: int = 2, unchanged: Path | None = None) -> str:
+    def refused(self, *arguments: object, names: str, advice: str, code: int = 2) -> str:
         """Run something that must be refused; the error. names: the value that it must name, literally;
-        advice: a pattern of the next step. unchanged: a folder in which nothing may change."""
-        before = snapshot(unchanged) if unchanged else None
-        message = check_refusal(self(*arguments, code=None), names=names, advice=advice, code=code)
-        assert not unchanged or snapshot(unchanged) == before
-        return message
+        advice: a pattern of the next step."""
+        return check_refusal(self(*arguments, code=None), names=names, advice=advice, code=code)
 
 
 def check_refusal(result: Result, *, names: str, advice: str, code: int = 2) -> str:

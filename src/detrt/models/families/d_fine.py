@@ -184,7 +184,7 @@ def settle_full_size(module: Any, generator: Any, full_size: bool) -> None:
 
 
 def _deim() -> Any:
-    from ..layers.deimv2 import DeimDFine
+    from ..layers.deim import DeimDFine
 
     return DeimDFine
 

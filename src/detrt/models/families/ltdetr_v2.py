@@ -138,6 +138,7 @@ FAMILIES = (
         own=True,
         licence="AGPL-3.0 or commercial; backbones: EdgeCrafter, DINOv3 License",
         normalize_differs=True,
+        since="5.12.1",
         classes={CLASS: _detector},
         rewrites=REWRITES,
         random=(

@@ -11,7 +11,7 @@ from .sizes import TINY_RT
 
 
 def _deim() -> Any:
-    from ..layers.deimv2 import DeimRtDetrV2
+    from ..layers.deim import DeimRtDetrV2
 
     return DeimRtDetrV2
 

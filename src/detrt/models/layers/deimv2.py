@@ -14,12 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Deimv2ForObjectDetection, DFineForObjectDetection, RTDetrV2ForObjectDetection
+from transformers import Deimv2ForObjectDetection
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.models.d_fine import modeling_d_fine as stock_dfine
 from transformers.models.deimv2 import modeling_deimv2 as stock
 from transformers.models.dinov3_vit import modeling_dinov3_vit as vit
-from transformers.models.rt_detr_v2 import modeling_rt_detr_v2 as stock_v2
 
 
 class PublishedDecoder(stock.Deimv2Decoder):
@@ -91,54 +89,6 @@ class PublishedDeimv2(Deimv2ForObjectDetection):
         if mode:
             raise RuntimeError("this DEIMv2 is for inference; its decoder has no training outputs")
         return super().train(mode)
-
-
-class _SiluLayers:
-    """The forward pass of a box head with SiLU."""
-
-    layers: nn.ModuleList
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers[:-1]:
-            x = nn.functional.silu(layer(x))
-        return self.layers[-1](x)
-
-
-class SiluHead(_SiluLayers, stock_dfine.DFineMLPPredictionHead):
-    pass
-
-
-class DeimDFine(DFineForObjectDetection):
-    """DEIM on D-FINE: SiLU instead of ReLU in the heads and decoder layers; otherwise as `DFineForObjectDetection`.
-
-    Huang et al., arXiv:2412.04234; config `deim_dfine`: `activation: silu`, `mlp_act: silu`. Keys and shapes are those of D-FINE, so
-    that a file does not identify the model.
-    """
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        for owner in (self.model.enc_bbox_head, self.model.decoder):
-            for module in owner.modules():
-                if isinstance(module, stock_dfine.DFineMLPPredictionHead):
-                    module.__class__ = SiluHead
-                elif isinstance(module, stock_dfine.DFineMLP):
-                    module.act = nn.SiLU()
-
-
-class SiluHeadV2(_SiluLayers, stock_v2.RTDetrV2MLPPredictionHead):
-    pass
-
-
-class DeimRtDetrV2(RTDetrV2ForObjectDetection):
-    """DEIM on RT-DETRv2 (config `deim_rtdetrv2`): SiLU instead of ReLU, and one more layer in the query position head
-    (`query_pos_method: as_reg`); otherwise as `RTDetrV2ForObjectDetection`."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.model.decoder.query_pos_head = SiluHeadV2(4, config.d_model, config.d_model, num_layers=3)
-        for module in self.modules():
-            if type(module) is stock_v2.RTDetrV2MLPPredictionHead:
-                module.__class__ = SiluHeadV2
 
 
 class Tokens(vit.DINOv3ViTEmbeddings):
