@@ -55,7 +55,11 @@ def test_changes_are_checked():
         ({"decode": {"max_detections": 13}}, ["1 to 12", "13"]),
         ({"decode": {"select": "query", "max_detections": 5}}, ["1 to 4", "5"]),
         ({"labels": {3: "cow"}}, ["class id 3", "'cow'", "0..2"]),
-        ({"labels": {"x": "cow"}}, ["'x'"]),
+        *(
+            ({"labels": {key: "cow"}}, ["must be integers", repr(key)])
+            for key in ("x", "+1", " 1", "1_0", "\u0661", "", 1.5, True)
+        ),
+        ({"labels": {"1": "cow", "01": "dog"}}, ["class 1 is there twice", "'01'"]),
         ({"labels": {1: None}}, ["class 1", "None"]),
         ({"shortest_edge": "x"}, ["input.shortest_edge", "'x'"]),
     ],

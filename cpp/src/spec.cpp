@@ -296,6 +296,8 @@ ModelSpec read_spec(const Json& json) {
     check(id < spec.decode.num_classes, "labels: class id " + entry.key() + " does not fit a head with " +
                                             std::to_string(spec.decode.num_classes) + " classes");
     check(entry.value().is_string(), "labels: the name of class " + entry.key() + " must be text");
+    check(spec.labels.count(id) == 0, "labels: class " + std::to_string(id) + " is there twice, the second time as " +
+                                          Fields::shown(entry.key()) + "; give it once");
     const auto& name = entry.value().get_ref<const std::string&>();
     check(std::none_of(name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }),
           "labels: the name of class " + entry.key() + " must be one line of text; got " + Fields::shown(entry.value()));

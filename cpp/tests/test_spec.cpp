@@ -220,6 +220,7 @@ TEST_CASE("a damaged manifest is refused") {
       {"/files/0/path", "/etc/passwd", "outside its own folder; refused"},
       {"/files/0/path", "", "outside its own folder; refused"},
       {"/spec/labels/0", "a\nb", "must be one line of text"},
+      {"/spec/labels/00", "a", "labels: class 0 is there twice, the second time as \"00\"; give it once"},
       {"/files/0/size", -1, "must be an integer"},
       {"/files/0/engine", {{"target", 1}}, "target must be text"},
   };

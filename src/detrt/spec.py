@@ -70,6 +70,7 @@ _LATER_FIELDS = (
 _ENCODER_KEY = "tower"
 
 
+_CLASS_ID = re.compile("-?[0-9]{1,9}")  # int takes more: " 1", "+1", "1_0", 1.5
 _NOT_ONE_LINE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 
@@ -369,10 +370,9 @@ class ModelSpec:
         _check(bool(self.family), "family must not be empty")
         labels: dict[int, str] = {}
         for key, value in dict(self.labels).items():
-            try:
-                class_id = int(key)
-            except (TypeError, ValueError):
-                raise SpecError(f"labels: class ids must be integers; got {key!r}") from None
+            _check(_CLASS_ID.fullmatch(str(key)) is not None, f"labels: class ids must be integers; got {key!r}")
+            class_id = int(key)
+            _check(class_id not in labels, f"labels: class {class_id} is there twice, the second time as {key!r}; give it once")
             _check(
                 0 <= class_id < self.decode.num_classes,
                 f"labels: class id {class_id} ({value!r}) does not fit a head with "
