@@ -181,6 +181,35 @@ def test_kill_leaves_only_a_hidden_temporary_folder(cli, place):
     assert len(cli("detect", "bundle", "in", "--json", "-", "-q").lines) == 2
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_not_lost_where_python_takes_no_exception(number):
+    """In `__del__`, which garbage collection calls anywhere: an export went on to its end after Ctrl-C, and said that an exception was ignored."""
+    code = (
+        "import sys, time\n"
+        "from detrt.cli.stopping import INTERRUPTED, TERMINATED, Terminated, stopping\n"
+        "class Torn:\n"
+        "    def __del__(self):\n"
+        "        print('begun', flush=True)\n"
+        "        until = time.monotonic() + 60\n"
+        "        while time.monotonic() < until: pass\n"
+        "torn = Torn()\n"
+        "try:\n"
+        "    with stopping():\n"
+        "        try:\n"
+        "            del torn\n"
+        "            until = time.monotonic() + 60\n"
+        "            while time.monotonic() < until: pass\n"
+        "        finally: print('cleaned up')\n"
+        "except KeyboardInterrupt: sys.exit(INTERRUPTED)\n"
+        "except Terminated: sys.exit(TERMINATED)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (CODES[number], "cleaned up\n", "")
+
+
 def test_a_cleanup_that_never_ends_is_ended():
     """One signal is enough where what is cleaned up waits for a thread that reads a pipe without a writer."""
     code = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
@@ -16,6 +17,9 @@ from ..system import RUN_THREAD
 INTERRUPTED, TERMINATED = 130, 143
 _GRACE_S = 10.0  # Python hears of a signal between two runs of a model, and a graph may need any time
 _UNWIND_S = 20.0  # what is cleaned up may wait for a thread that never ends: one that reads a pipe into which nobody writes
+
+
+_LOST = b"\0"  # no signal has this number
 
 
 class Terminated(BaseException):
@@ -36,9 +40,7 @@ def stopping() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         numbers_heard.append(number)
         heard.set()
-        if number == signal.SIGINT:
-            raise KeyboardInterrupt
-        raise Terminated
+        raise _exception_of(number)
 
     # A shell has SIGINT ignored in what it runs in the background.
     numbers = [signal.SIGTERM] + [signal.SIGINT] * (signal.getsignal(signal.SIGINT) is signal.default_int_handler)
@@ -51,6 +53,10 @@ def stopping() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _exception_of(number: int) -> type[BaseException]:
+    return KeyboardInterrupt if number == signal.SIGINT else Terminated
+
+
 @contextlib.contextmanager
 def _ending_unheard(heard: threading.Event, numbers: set[int], numbers_heard: list[int]) -> Iterator[None]:
     if os.name != "posix":  # Windows takes sockets only, and stops its consoles otherwise
@@ -60,10 +66,25 @@ def _ending_unheard(heard: threading.Event, numbers: set[int], numbers_heard: li
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)  # written at once, while native code runs
+    hook = sys.unraisablehook
+
+    def notice(lost: sys.UnraisableHookArgs) -> None:
+        """Python takes no exception out of `__del__` and of what native code calls: that of a signal is lost there, and comes again behind it."""
+        if numbers_heard and issubclass(lost.exc_type, _exception_of(numbers_heard[-1])):
+            os.write(writing, _LOST)  # and no thread: what is torn down may hold any lock
+        else:
+            hook(lost)
+
+    sys.unraisablehook = notice
 
     def watch() -> None:
         came = False
+        main = ctypes.c_ulong(threading.main_thread().ident or 0)
         while number := os.read(reading, 1):
+            if number == _LOST:
+                if not unwound.is_set():
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(_exception_of(numbers_heard[-1])))
+                continue
             # The handler may have run before this thread read the first one.
             if number[0] not in numbers or (came and heard.is_set() and not _model_runs()):
                 continue
@@ -91,6 +112,7 @@ def _ending_unheard(heard: threading.Event, numbers: set[int], numbers_heard: li
     finally:
         if numbers_heard and _model_runs():  # a second signal ended the wait for it, and the interpreter would end under it
             end(numbers_heard[-1])
+        sys.unraisablehook = hook
         signal.set_wakeup_fd(before)
         unwound.set()
         heard.set()
