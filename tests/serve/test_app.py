@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import os
@@ -86,6 +87,7 @@ def test_forms_of_a_request(client, scenes, expected):
         detect(client, files={"images": ("a.png", data)}, data=options),
         detect(client, files={"images": ("a.png", data)}, params=options),
         detect(client, json={"images": [in_base64(data)], **options}),
+        detect(client, json={"images": [base64.encodebytes(data).decode().replace("\n", "\r\n")], **options}),
         detect(client, json={"images": [f"data:image/png;base64,{in_base64(data)}"]}, params=options),
         detect(client, json={"images": [{"name": "a.png", "data": in_base64(data)}], **options}),
     ]
@@ -95,7 +97,7 @@ def test_forms_of_a_request(client, scenes, expected):
         assert (answer["model"], image["height"], image["width"]) == ("shapes", *scenes[0].shape[:2])
         check(image["detections"], expected[0])
         assert answer["time_ms"]["total"] >= answer["time_ms"]["model"] > 0
-    assert [a["images"][0].get("image") for a in answers] == [None, None, None, "a.png", "a.png", None, None, "a.png"]
+    assert [a["images"][0].get("image") for a in answers] == [None, None, None, "a.png", "a.png", None, None, None, "a.png"]
 
 
 def test_several_images_keep_their_order(client, scenes, expected):

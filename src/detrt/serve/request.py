@@ -323,7 +323,8 @@ def _from_base64(text: str, where: str) -> Bulk:
     if match := _DATA_URI.match(text[:200]):
         text = text[match.end() :]
     try:
-        return Bulk(base64.b64decode(text, validate=True))
+        # MIME breaks the lines: base64.encodebytes, Java's and Android's encoders by default.
+        return Bulk(base64.b64decode(text.replace("\r", "").replace("\n", ""), validate=True))
     except (binascii.Error, ValueError) as error:
         raise bad(f"{where} is not base64 ({error}); send the content of an image file") from None
 
