@@ -255,7 +255,7 @@ def test_a_decoder_that_is_late_goes_on_with_a_key_frame():
     """Frames are read at a third of the speed at which they come: what is decoded stays recent, and what is not is counted."""
     with cameras([{"frames": 120}], fps=40) as (address,):
         decoded, skipped, behind = [], 0, []
-        started = None
+        started, begun = None, time.monotonic()
         for frame in live_frames(live_source(address), timeout_s=ONCE.timeout_s, max_lag_s=0.4):
             if frame.convert is None:
                 assert not frame.damaged
@@ -266,7 +266,8 @@ def test_a_decoder_that_is_late_goes_on_with_a_key_frame():
             started = time.monotonic() - number / 40 if started is None else started
             behind.append(time.monotonic() - started - number / 40)
             decoded.append(number)
-    assert skipped and len(decoded) + skipped == 120  # how many depends on how late a busy machine sends
+    assert skipped and len(decoded) + skipped == 120
+    assert skipped > 30 or time.monotonic() - begun > 5  # a busy machine sends late, and fewer frames too many
     assert decoded == sorted(decoded)
     # The limit and the frames up to the next key frame are 0.65 s; a decoder that skips nothing ends 6 s behind.
     assert max(behind) < 3.0
