@@ -143,7 +143,7 @@ def raw_frames(
         hardware = getattr(stream.codec_context, "is_hwaccel", False)
         stream.codec_context.thread_count = _GPU_THREADS if hardware else min(CPU_THREADS, usable_cores())
         clock = _FileClock(container, stream)
-        damaged: list[Any] = []  # time stamps
+        damaged = threading.Event()
         for index, frame in enumerate(_decoded(container, stream, damaged)):
             on_gpu = frame.format.name == "cuda"
             if gpu is not None and not count:
@@ -160,19 +160,19 @@ def raw_frames(
                 yield lambda index=index, time_s=time_s, frame=frame: Frame(index, time_s, image_of(frame))
         if not count:
             raise ImageError(f"'{path}' has no frame that can be decoded; it is damaged or truncated")
-        if damaged:
+        if damaged.is_set():
             text = f"'{path}' is damaged or truncated: what was found in the frames near that may be wrong; copy or download it again"
             warnings.warn(DamageWarning(text), stacklevel=2)
 
 
-def _decoded(container: Any, stream: Any, damaged: list[Any]) -> Iterator[Any]:
-    """The frames of a stream. damaged: gets what FFmpeg says is damaged, which it decodes as far as it can."""
+def _decoded(container: Any, stream: Any, damaged: threading.Event) -> Iterator[Any]:
+    """The frames of a stream. damaged: set where FFmpeg says that something is, which it decodes as far as it can."""
     for packet in container.demux(stream):
         if packet.is_corrupt:
-            damaged.append(packet.pts)
+            damaged.set()
         for frame in packet.decode():
             if frame.is_corrupt:
-                damaged.append(frame.pts)
+                damaged.set()
             yield frame
 
 
