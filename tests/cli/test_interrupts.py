@@ -67,6 +67,13 @@ def start_build():
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def begun(code):
+    """A process that runs code, once that has printed "begun"."""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    return process
+
+
 def check(process, out, err, number):
     assert process.returncode == CODES[number], err
     assert out == "" and "Traceback" not in err
@@ -203,8 +210,7 @@ def test_a_signal_is_not_lost_where_python_takes_no_exception(number):
         "except KeyboardInterrupt: sys.exit(INTERRUPTED)\n"
         "except Terminated: sys.exit(TERMINATED)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    process = begun(code)
     process.send_signal(number)
     out, err = process.communicate(timeout=20)
     assert (process.returncode, out, err) == (CODES[number], "cleaned up\n", "")
@@ -218,8 +224,7 @@ def test_a_cleanup_that_never_ends_is_ended():
         "    try: print('begun', flush=True); time.sleep(60)\n"
         "    finally: time.sleep(60)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    process = begun(code)
     process.terminate()
     _, words = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 143 and "stopped while a file was read or closed" in words

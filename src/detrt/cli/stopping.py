@@ -17,8 +17,6 @@ from ..system import RUN_THREAD
 INTERRUPTED, TERMINATED = 130, 143
 _GRACE_S = 10.0  # Python hears of a signal between two runs of a model, and a graph may need any time
 _UNWIND_S = 20.0  # what is cleaned up may wait for a thread that never ends: one that reads a pipe into which nobody writes
-
-
 _LOST = b"\0"  # no signal has this number
 
 
